@@ -290,6 +290,12 @@ impl Context {
         self.overlap_grad_reduce && self.mesh.replicas() > 1 && !self.shards_gradients()
     }
 
+    /// The context in which the buckets of first blocks are whole.
+    pub fn with_whole_buckets(self) -> Context {
+        let (last_gradient_bucket, first_gather_bucket) = (BucketSplit::Whole, BucketSplit::Whole);
+        Context { last_gradient_bucket, first_gather_bucket, ..self }
+    }
+
     /// Whether gradients are rounded for their reduction over the replicas.
     pub fn rounds_gradients(&self) -> bool {
         self.grad_reduce_dtype == GradReduceDtype::Bf16

@@ -27,7 +27,7 @@ pub struct Explanation {
     pub chosen: Option<Alternative>,
     /// Other plans, each with its prediction or the reason why it cannot run.
     pub alternatives: Vec<Alternative>,
-    /// Meshes that were searched, best first.
+    /// Meshes that were searched, in the order of their bounds, with that of the fastest plan.
     pub meshes: Vec<MeshRow>,
     /// Number of further meshes that were searched.
     pub meshes_not_listed: usize,
@@ -225,8 +225,9 @@ pub fn explain(
     stop: &Arc<AtomicBool>,
 ) -> Explanation {
     let contexts = &searched.report.contexts;
-    let meshes = contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
-    let meshes_not_listed = contexts.len().saturating_sub(MESHES_MAX);
+    let listed = listed_contexts(contexts);
+    let meshes = listed.iter().map(|context| mesh_row(context)).collect();
+    let meshes_not_listed = contexts.len() - listed.len();
     let Some(best) = &searched.best else {
         return Explanation {
             chosen: None,
@@ -356,11 +357,28 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     parts.join("; ")
 }
 
-fn mesh_row(report: &ContextReport) -> MeshRow {
-    let step_time_s = match &report.outcome {
+/// The contexts with the least bounds, and that of the fastest plan, in the order of their bounds.
+fn listed_contexts(contexts: &[ContextReport]) -> Vec<&ContextReport> {
+    let solved =
+        contexts.iter().enumerate().filter_map(|(at, context)| Some((at, step_time_s(context)?)));
+    let fastest = solved.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(at, _)| at);
+    let mut listed: Vec<&ContextReport> = contexts.iter().take(MESHES_MAX).collect();
+    if let Some(fastest) = fastest.filter(|at| *at >= MESHES_MAX) {
+        listed.pop();
+        listed.push(&contexts[fastest]);
+    }
+    listed
+}
+
+/// Step time of the best plan of a context that was solved, in seconds.
+fn step_time_s(report: &ContextReport) -> Option<f64> {
+    match &report.outcome {
         ContextOutcome::Solved(time) => Some(time.0),
         _ => None,
-    };
+    }
+}
+
+fn mesh_row(report: &ContextReport) -> MeshRow {
     MeshRow {
         mesh: report.context.mesh,
         context_attention: report.context.context_attention,
@@ -373,7 +391,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         overlap_param_gather: report.context.overlap_param_gather,
         overlap_tensor_collectives: report.context.overlap_tensor_collectives,
         bound_s: report.bound.map(|bound| bound.0),
-        step_time_s,
+        step_time_s: step_time_s(report),
         outcome: report.outcome.clone(),
     }
 }

@@ -159,7 +159,7 @@ fn smallest_plan(
         let solver = ContextSolver::new(request, segments);
         let Some(plan) = solver.smallest_plan(&small.context) else { continue };
         // The plan's collectives may run one after the other, which needs less memory than overlap with GEMMs.
-        let context = plan.decisions.context;
+        let context = plan.decisions.context.with_whole_buckets();
         best = Objective::Memory.better(best, Some(plan));
         let mut low = small.bound;
         // The first limit is the least memory so far, within which there may be a faster plan.
@@ -186,7 +186,8 @@ fn smallest_plan(
             break;
         }
         // Within less memory than any plan so far.
-        let (context, limit) = (smallest.decisions.context, smallest.peak_arena() - Bytes(1));
+        let context = smallest.decisions.context.with_whole_buckets();
+        let limit = smallest.peak_arena() - Bytes(1);
         let smaller = solve_within(request, segments, limit, |solver| {
             solver.faster_plan_restricted(&context, f64::INFINITY)
         });

@@ -111,8 +111,9 @@ pub(crate) fn search_least_time(
 
 /// Records the best plan as the solution of its context: the warm start may be the best plan.
 fn record_best(best: &FeasiblePlan, reports: &mut [ContextReport]) {
-    // Plans without overlapped collectives are found under restricted rules only, and belong to the same report.
-    let context = best.decisions.context;
+    // Plans without overlapped collectives are found under restricted rules only, and belong to the same report. Buckets are
+    // decisions within a context.
+    let context = best.decisions.context.with_whole_buckets();
     let of_best = |report: &&mut ContextReport| {
         let overlap_tensor_collectives = report.context.overlap_tensor_collectives;
         report.context == Context { overlap_tensor_collectives, ..context }

@@ -1,8 +1,8 @@
 //! Decisions that all frameworks treat alike.
 
-use narrows_plan::Executor;
 use narrows_plan::model::{AttentionMask, Model, Positions};
 use narrows_plan::strategy::Strategy;
+use narrows_plan::{BucketSplit, Executor};
 
 use super::decision::Translation;
 use super::exported_plan::ExportedPlan;
@@ -36,6 +36,25 @@ pub fn crossing_layout(exported: &ExportedPlan) -> Translation {
     match exported.plan.crossing_layout {
         None => Translation::implied(),
         Some(_) => Translation::not_expressible("has no crossing latents"),
+    }
+}
+
+/// Gradient buckets of a stage's first block.
+pub fn last_gradient_bucket(exported: &ExportedPlan) -> Translation {
+    let is_divided = exported.context().can_split_gradient_bucket();
+    first_block_buckets(exported.plan.last_gradient_bucket, is_divided)
+}
+
+/// Gather buckets of a stage's first block.
+pub fn first_gather_bucket(exported: &ExportedPlan) -> Translation {
+    let is_divided = exported.context().gathers_in_forward();
+    first_block_buckets(exported.plan.first_gather_bucket, is_divided)
+}
+
+fn first_block_buckets(split: BucketSplit, is_divided: bool) -> Translation {
+    match split != BucketSplit::Whole && is_divided {
+        true => Translation::approximated([], "buckets of the first block are as those of others"),
+        false => Translation::implied(),
     }
 }
 

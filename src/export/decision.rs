@@ -46,6 +46,10 @@ pub enum Decision {
     OverlapParamGather,
     /// Overlap of collectives over the tensor axis.
     OverlapTensorCollectives,
+    /// Gradient buckets of first blocks.
+    LastGradientBucket,
+    /// Gather buckets of first blocks.
+    FirstGatherBucket,
     /// Layout of the hidden state between blocks.
     HiddenLayout,
     /// Layout of crossing latents between blocks.
@@ -116,7 +120,7 @@ impl Translation {
 
 impl Decision {
     /// Every decision, in the order in which they constrain each other.
-    pub const ALL: [Decision; 26] = [
+    pub const ALL: [Decision; 28] = [
         Decision::Model,
         Decision::Linears,
         Decision::Precision,
@@ -135,6 +139,8 @@ impl Decision {
         Decision::OverlapGradReduce,
         Decision::OverlapParamGather,
         Decision::OverlapTensorCollectives,
+        Decision::LastGradientBucket,
+        Decision::FirstGatherBucket,
         Decision::HiddenLayout,
         Decision::CrossingLayout,
         Decision::Ops,
@@ -166,6 +172,8 @@ impl Decision {
             Decision::OverlapGradReduce => "overlap_grad_reduce",
             Decision::OverlapParamGather => "overlap_param_gather",
             Decision::OverlapTensorCollectives => "overlap_tensor_collectives",
+            Decision::LastGradientBucket => "last_gradient_bucket",
+            Decision::FirstGatherBucket => "first_gather_bucket",
             Decision::HiddenLayout => "hidden_layout",
             Decision::CrossingLayout => "crossing_layout",
             Decision::Ops => "blocks.ops",
@@ -211,6 +219,8 @@ impl Decision {
             Decision::OverlapGradReduce => on(plan.overlap_grad_reduce),
             Decision::OverlapParamGather => on(resolved.context.gathers_in_forward()),
             Decision::OverlapTensorCollectives => on(plan.overlap_tensor_collectives),
+            Decision::LastGradientBucket => name(serde_json::json!(plan.last_gradient_bucket)),
+            Decision::FirstGatherBucket => name(serde_json::json!(plan.first_gather_bucket)),
             Decision::HiddenLayout => name(serde_json::json!(plan.hidden_layout)),
             Decision::CrossingLayout => {
                 plan.crossing_layout.map_or("none".into(), |layout| name(serde_json::json!(layout)))

@@ -99,6 +99,8 @@ impl TargetFramework for Nanotron {
                     false => Translation::exact([(path, json!(overlaps))]),
                 }
             }
+            Decision::LastGradientBucket => common::last_gradient_bucket(exported),
+            Decision::FirstGatherBucket => common::first_gather_bucket(exported),
             Decision::HiddenLayout => hidden_layout(exported),
             Decision::CrossingLayout => common::crossing_layout(exported),
             Decision::Ops => ops(exported),

@@ -87,6 +87,8 @@ impl TargetFramework for Torchtitan {
                     ),
                 }
             }
+            Decision::LastGradientBucket => common::last_gradient_bucket(exported),
+            Decision::FirstGatherBucket => common::first_gather_bucket(exported),
             Decision::HiddenLayout => hidden_layout(exported),
             Decision::CrossingLayout => common::crossing_layout(exported),
             Decision::Ops => match exported.placement() {

@@ -31,11 +31,7 @@ pub(crate) fn with_fastest_buckets(
 ) -> (Context, Seconds) {
     let simulated = |context: Context| (context, simulate_context(&context, partition, overheads));
     let faster = |a: (Context, Seconds), b: (Context, Seconds)| if b.1 < a.1 { b } else { a };
-    let whole = Context {
-        last_gradient_bucket: BucketSplit::Whole,
-        first_gather_bucket: BucketSplit::Whole,
-        ..*context
-    };
+    let whole = context.with_whole_buckets();
     let mut fastest = simulated(whole);
     // On one stage, reductions and gathers add to a step independently of each other.
     for last_gradient_bucket in BucketSplit::SPLITS {

@@ -12,8 +12,7 @@ use narrows_plan::graph::{
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{
-    Axis, BucketSplit, Context, GradReduceDtype, Kernel, Mesh, PipelineSchedule, Seconds, Workload,
-    Zero,
+    Axis, Context, GradReduceDtype, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero,
 };
 use rustc_hash::FxHashMap;
 
@@ -272,7 +271,7 @@ impl<'a> SegmentSolver<'a> {
     /// schedule, or on the numbers of replicas and stages. Of ZeRO, only whether gradients are sharded matters; if so, also
     /// the format of their reduction.
     pub(crate) fn pass_key(&self, context: &Context) -> PassKey {
-        let mut shared = *context;
+        let mut shared = context.with_whole_buckets();
         // Sharded gradients are reduced in every microbatch, so that a GEMM does not accumulate into them.
         let (zero, replicas) =
             if context.shards_gradients() { (Zero::Two, 2) } else { (Zero::Off, 1) };
@@ -283,8 +282,6 @@ impl<'a> SegmentSolver<'a> {
         }
         shared.shard_size = replicas;
         (shared.overlap_grad_reduce, shared.overlap_param_gather) = (false, false);
-        shared.last_gradient_bucket = BucketSplit::Whole;
-        shared.first_gather_bucket = BucketSplit::Whole;
         (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
         shared.workload.global_batch = shared.workload.micro_batch * replicas;
         (shared, self.links(context, [Axis::Tensor, Axis::Context]))
