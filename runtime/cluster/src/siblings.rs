@@ -44,6 +44,7 @@ fn is_sibling(launch: &LaunchInfo, environment: &[u8]) -> bool {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::io::{Read as _, Write as _};
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -67,9 +68,13 @@ mod tests {
         let mut sibling = Command::new("cat")
             .envs(variables("1", "17"))
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // The kernel shows the environment of a process a little after it was started.
+        let (input, output) = (sibling.stdin.as_mut().unwrap(), sibling.stdout.as_mut().unwrap());
+        input.write_all(b"!").unwrap();
+        output.read_exact(&mut [0]).unwrap();
         let found = ["0", "1", "2"].map(|rank| may_have_siblings(&launch(rank, "17")));
         let of_other_job = may_have_siblings(&launch("0", "18"));
         drop(sibling.stdin.take());
