@@ -128,12 +128,23 @@ impl StepPhases {
         time.uncounted += exact.time - steps.iter().map(|step| step.time).sum();
     }
 
-    /// The buckets of a choice of a block that is the first of a stage, where they are split.
-    pub fn split_bucket(
+    /// The buckets of a choice of a block that is the first of a stage, for each of [`BucketSplit::SPLITS`].
+    pub fn split_buckets(
         &self,
-        split: BucketSplit,
         space: &SegmentSpace,
         choice: &SegmentChoice,
+        (context, prices): (&Context, StreamPrices),
+    ) -> [SplitBucketTime; BucketSplit::SPLITS.len()] {
+        let order = OpOrder::new(space, choice, prices);
+        BucketSplit::SPLITS
+            .map(|split| self.split_bucket(split, (space, choice), &order, (context, prices)))
+    }
+
+    fn split_bucket(
+        &self,
+        split: BucketSplit,
+        (space, choice): (&SegmentSpace, &SegmentChoice),
+        order: &OpOrder,
         (context, prices): (&Context, StreamPrices),
     ) -> SplitBucketTime {
         let segment = &space.segment;
@@ -151,7 +162,6 @@ impl StepPhases {
         };
         let gradients =
             split_bucket(split, segment, ops().filter(|(_, step)| step.coalesced.overlaps));
-        let order = OpOrder::new(space, choice, prices);
         let early = |ops: &Vec<(OpId, OpStep)>| {
             let last = ops.last().map(|(op, _)| *op);
             let [backward, weight_gradient] =

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_cost_model::{Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, SegmentBytes};
 use narrows_plan::graph::{Grouping, SegmentKind};
-use narrows_plan::{BucketSplit, Bytes, Context, GradReduceDtype, Zero};
+use narrows_plan::{Bytes, Context, GradReduceDtype, Zero};
 use rayon::prelude::*;
 
 use super::solver::SegmentSolver;
@@ -179,9 +179,8 @@ impl SegmentSolver<'_> {
         let space = &prepared.priced.space;
         let may_split = context.can_split_gradient_bucket() || context.gathers_in_forward();
         let has_buckets = spec.kind == SegmentKind::Block && may_split;
-        let split = |split| step_phases.split_bucket(split, space, &choice, (context, prices));
         let split_buckets = match has_buckets {
-            true => Arc::new(BucketSplit::SPLITS.map(split)),
+            true => Arc::new(step_phases.split_buckets(space, &choice, (context, prices))),
             false => Arc::default(),
         };
         let segment = space.segment.clone();
