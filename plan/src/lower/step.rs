@@ -357,9 +357,11 @@ fn is_first_block(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
 
 /// A test whether an instruction accesses an operand of any of these.
 fn accesses_any(instructions: &[Instr]) -> impl Fn(&Instr) -> bool + use<> {
-    let buffers = |instr: &Instr| -> Vec<BufferId> {
-        instr.reads.iter().chain(&instr.writes).map(|access| access.buffer).collect()
-    };
-    let operands: HashSet<BufferId> = instructions.iter().flat_map(buffers).collect();
-    move |instr| buffers(instr).iter().any(|buffer| operands.contains(buffer))
+    let operands: HashSet<BufferId> =
+        instructions.iter().flat_map(accesses).map(|access| access.buffer).collect();
+    move |instr| accesses(instr).any(|access| operands.contains(&access.buffer))
+}
+
+fn accesses(instr: &Instr) -> impl Iterator<Item = &Access> {
+    instr.reads.iter().chain(&instr.writes)
 }
