@@ -62,19 +62,8 @@ fn update_parameter(
     (parameter, update, square_sum): (&ParameterUpdate, &OptimizerUpdate, f32),
 ) -> Result<(), StopReason> {
     let ParameterUpdate { gradient: read_gradient, weight, zeroed, states } = *parameter;
-    let OptimizerUpdate { optimizer, coefficients, .. } = update;
     let parallel = device.parallel;
-    let group = device.update_groups[&weight.buffer];
-    let adamw = AdamWStep {
-        gradient_factor: update.gradient_factor(f64::from(square_sum).sqrt()) as f32,
-        learning_rate: coefficients.learning_rate as f32,
-        rate_scale: coefficients.rate_scale(group),
-        beta1: optimizer.beta1 as f32,
-        beta2: optimizer.beta2 as f32,
-        epsilon: coefficients.epsilon as f32,
-        weight_decay: coefficients.decay_of(group) as f32,
-        step: u32::try_from(coefficients.moment_steps).unwrap_or(u32::MAX),
-    };
+    let adamw = AdamWStep::new(update, device.update_groups[&weight.buffer], square_sum);
     let [first, second] = states else {
         return Err(device.unsupported(scheduled, "its parameters have a master copy"));
     };

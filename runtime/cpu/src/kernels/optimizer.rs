@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use narrows_runtime::UpdateGroup;
+use narrows_runtime::session::OptimizerUpdate;
+
 use super::elementwise::fill_zero;
 use super::parallel::{Parallel, ParallelRows, SharedOperand};
 use super::simd::{Simd, SimdBody, sum_squares};
@@ -68,6 +71,23 @@ pub struct AdamWStep {
     pub weight_decay: f32,
     /// Number of steps since the moments were zero, from 1, for their bias correction.
     pub step: u32,
+}
+
+impl AdamWStep {
+    /// The hyperparameters of a step for a parameter of this group, where the squares of all gradients sum to `squares`.
+    pub fn new(update: &OptimizerUpdate, group: UpdateGroup, squares: f32) -> AdamWStep {
+        let OptimizerUpdate { optimizer, coefficients, .. } = update;
+        AdamWStep {
+            gradient_factor: update.gradient_factor(f64::from(squares).sqrt()) as f32,
+            learning_rate: coefficients.learning_rate as f32,
+            rate_scale: coefficients.rate_scale(group),
+            beta1: optimizer.beta1 as f32,
+            beta2: optimizer.beta2 as f32,
+            epsilon: coefficients.epsilon as f32,
+            weight_decay: coefficients.decay_of(group) as f32,
+            step: u32::try_from(coefficients.moment_steps).unwrap_or(u32::MAX),
+        }
+    }
 }
 
 /// Weights and moments that AdamW updates, all of the same length.

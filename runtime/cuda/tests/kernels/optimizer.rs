@@ -223,21 +223,11 @@ fn assert_updated(
     step: &OptimizerUpdate,
 ) {
     let Parameter { count, group, zeroes, .. } = *parameter;
-    let OptimizerUpdate { optimizer, coefficients, .. } = step;
     let part = (count * replica) as usize..(count * (replica + 1)) as usize;
     let mut weights = parameter.master(replicas)[part.clone()].to_vec();
     let mut gradient = parameter.gradient(replicas);
     let [mut first, mut second] = parameter.moments();
-    let values = AdamWStep {
-        gradient_factor: step.gradient_factor(f64::from(squares).sqrt()) as f32,
-        learning_rate: coefficients.learning_rate as f32,
-        rate_scale: coefficients.rate_scale(group),
-        beta1: optimizer.beta1 as f32,
-        beta2: optimizer.beta2 as f32,
-        epsilon: coefficients.epsilon as f32,
-        weight_decay: coefficients.decay_of(group) as f32,
-        step: coefficients.moment_steps as u32,
-    };
+    let values = AdamWStep::new(step, group, squares);
     let state = ParameterState {
         weights: &mut weights,
         first_moment: &mut first,
