@@ -164,6 +164,7 @@ fn flag(field: RequestField) -> &'static str {
         RequestField::Context => "--context",
         RequestField::GradReduceDtype => "--grad-reduce-dtype",
         RequestField::ShardSize => "--shard-size",
+        RequestField::LoroEvery => "--loro-every",
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod breakdown;
 mod coalesced;
+mod exact_step;
 mod flow_time;
 pub mod interval;
 mod kernel_shape;
@@ -28,6 +29,7 @@ mod table_links;
 mod training_run;
 
 pub use breakdown::Breakdown;
+pub use exact_step::ExactStepTime;
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use launch_queue::LaunchQueue;
 pub use memory::{SegmentBytes, kept_bytes};

@@ -1,5 +1,7 @@
 //! The context of a plan: mesh, workload, number formats, ZeRO stage, schedule and overlap.
 
+use std::num::NonZeroU64;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -237,6 +239,8 @@ pub struct Context {
     /// The gather buckets of the weights of a stage's first block, where
     /// [`gathers_in_forward`](Context::gathers_in_forward) holds.
     pub first_gather_bucket: BucketSplit,
+    /// Steps from one exact step of the optimizer LORO to the next; `None` with AdamW.
+    pub loro_every: Option<NonZeroU64>,
 }
 
 impl Context {
@@ -262,6 +266,7 @@ impl Context {
             overlap_tensor_collectives: false,
             last_gradient_bucket: BucketSplit::Whole,
             first_gather_bucket: BucketSplit::Whole,
+            loro_every: None,
         }
     }
 

@@ -26,6 +26,7 @@ pub fn contexts(request: &Request) -> Vec<Context> {
                     context_attention,
                     grad_reduce_dtype: request.grad_reduce_dtype,
                     shard_size,
+                    loro_every: request.loro_every,
                     ..Context::new(mesh, workload, precision, zero)
                 };
                 for context in schedules(request, &context) {

@@ -70,8 +70,8 @@ pub use pipeline::{
 };
 pub use plan_writer::write_plan;
 pub use predict::{
-    BlockCollectives, CollectivePayloads, PredictError, Prediction, kernels, model_flops, predict,
-    predict_program,
+    BlockCollectives, CollectivePayloads, ExactStepPrediction, PredictError, Prediction, kernels,
+    model_flops, predict, predict_program,
 };
 pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 pub use request::{

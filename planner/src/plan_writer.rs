@@ -53,6 +53,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         overlap_tensor_collectives: context.overlap_tensor_collectives,
         last_gradient_bucket: context.last_gradient_bucket,
         first_gather_bucket: context.first_gather_bucket,
+        loro_every: context.loro_every,
         hidden_layout: plan_layout(decisions.boundary.hidden),
         crossing_layout: request
             .model

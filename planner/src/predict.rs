@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use narrows_cost_model::interval::{ErrorModel, UnmeasuredKernel};
-use narrows_cost_model::{Breakdown, Executor, Prices, Profile, simulate};
+use narrows_cost_model::profile::ProvenanceKind;
+use narrows_cost_model::{Breakdown, ExactStepTime, Executor, Prices, Profile, simulate};
 use narrows_plan::emit::{
     InstrTemplate, flow_backward, flow_forward, flow_recompute, op_backward, op_forward,
     op_recompute,
@@ -46,12 +47,51 @@ pub struct Prediction {
     /// Kernels of the step that lie further than a factor of two from every measured shape, by
     /// descending share of the time.
     pub unmeasured: Vec<UnmeasuredKernel>,
+    /// Exact steps of LORO, which no other field contains; absent without them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exact_step: Option<ExactStepPrediction>,
     /// Warning that the measurements of the profile are unreliable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
+/// Predicted exact steps of LORO.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ExactStepPrediction {
+    /// Steps from one exact step to the next.
+    pub every: u64,
+    /// Floating-point operations of all hosts in an exact step.
+    pub host_flops: f64,
+    /// Bytes between devices and hosts in an exact step.
+    pub bytes: u64,
+    /// Time that an exact step adds to its step.
+    pub time_s: f64,
+    /// Time that exact steps add to a step on average.
+    pub per_step_s: f64,
+    /// Provenance of the rates of hosts.
+    pub rates: ProvenanceKind,
+}
+
+impl From<ExactStepTime> for ExactStepPrediction {
+    fn from(exact_step: ExactStepTime) -> ExactStepPrediction {
+        let ExactStepTime { every, time, flops, copied, rates } = exact_step;
+        ExactStepPrediction {
+            every,
+            host_flops: flops.0,
+            bytes: copied.0,
+            time_s: time.0,
+            per_step_s: exact_step.per_step().0,
+            rates,
+        }
+    }
+}
+
 impl Prediction {
+    /// Time that exact steps add to a step on average; zero without them.
+    pub fn exact_step_share_s(&self) -> f64 {
+        self.exact_step.as_ref().map_or(0.0, |exact_step| exact_step.per_step_s)
+    }
+
     /// Arena of the stage that needs the most memory: the memory that every device must have.
     pub fn peak_memory(&self) -> Bytes {
         Bytes(self.peak_memory_bytes.iter().copied().max().unwrap_or_default())
@@ -168,6 +208,7 @@ pub fn predict_program(
         assumed: profile.assumed_paths(),
         shapes_measured: errors.has_measured_shapes(),
         unmeasured: errors.unmeasured_kernels(&kernels),
+        exact_step: ExactStepTime::of(program, profile).map(ExactStepPrediction::from),
         warning: profile.warning(),
     }
 }

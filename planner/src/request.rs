@@ -1,6 +1,7 @@
 //! The planner's input.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use narrows_cost_model::{Executor, Profile};
@@ -57,6 +58,9 @@ pub struct Request {
     pub overlap_grad_reduce: Option<bool>,
     /// Whether collectives of activation gradients may overlap with weight-gradient GEMMs.
     pub overlap_tensor_collectives: bool,
+    /// Steps from one exact step of the optimizer LORO to the next; `None` with AdamW. A search minimises the other steps: an exact
+    /// step is spread over all devices, and takes nearly the same time under every plan.
+    pub loro_every: Option<NonZeroU64>,
     /// Restrictions on strategies.
     pub rules: Rules,
     /// Groupings to search.
@@ -94,6 +98,8 @@ pub enum RequestField {
     GradReduceDtype,
     /// [`Request::shard_size`].
     ShardSize,
+    /// [`Request::loro_every`].
+    LoroEvery,
 }
 
 /// The name in messages.
@@ -111,6 +117,7 @@ impl fmt::Display for RequestField {
             RequestField::Context => "context axis",
             RequestField::GradReduceDtype => "gradient reduction",
             RequestField::ShardSize => "shard group",
+            RequestField::LoroEvery => "exact steps",
         })
     }
 }
@@ -204,6 +211,7 @@ impl Request {
             schedule: None,
             overlap_grad_reduce: None,
             overlap_tensor_collectives: true,
+            loro_every: None,
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::Auto,
@@ -288,6 +296,9 @@ impl Request {
             let problem = format!("`bf16` needs mixed precision, but `{name}` computes in fp32");
             let hint = "fp32, or hardware with the precision mixed-bf16";
             push(RequestField::GradReduceDtype, problem, Some(hint));
+        }
+        if let (Some(_), Some(obstacle)) = (self.loro_every, self.model.exact_step_obstacle()) {
+            push(RequestField::LoroEvery, obstacle.reason, Some(obstacle.hint));
         }
         let stages_max = self.model.stages_max();
         if let Some(stages) = self.pipeline.filter(|stages| *stages > stages_max) {

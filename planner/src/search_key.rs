@@ -1,5 +1,7 @@
 //! Keys of results: everything that the result of a search depends on.
 
+use std::num::NonZeroU64;
+
 use indexmap::IndexMap;
 use narrows_cost_model::{Executor, GroupLinks};
 use narrows_plan::strategy::Rules;
@@ -26,6 +28,7 @@ pub struct SearchKey {
     schedule: Option<PipelineSchedule>,
     overlap_grad_reduce: Option<bool>,
     overlap_tensor_collectives: bool,
+    loro_every: Option<NonZeroU64>,
     rules: Rules,
     grouping: GroupingRule,
     limit: Bytes,
@@ -56,6 +59,7 @@ impl SearchKey {
             schedule,
             overlap_grad_reduce,
             overlap_tensor_collectives,
+            loro_every,
             rules,
             grouping,
             memory_limit: _,
@@ -82,6 +86,7 @@ impl SearchKey {
             schedule: *schedule,
             overlap_grad_reduce: *overlap_grad_reduce,
             overlap_tensor_collectives: *overlap_tensor_collectives,
+            loro_every: *loro_every,
             rules: *rules,
             grouping: *grouping,
             limit: request.arena_limit(),

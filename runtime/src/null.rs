@@ -183,6 +183,7 @@ mod tests {
             step: vec![],
             gradient_buckets: vec![],
             gather_buckets: vec![],
+            exact_step: Default::default(),
             schedule,
             arena: Bytes(768),
         }

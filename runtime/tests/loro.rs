@@ -3,14 +3,14 @@
 use std::num::NonZeroU64;
 
 use narrows_plan::model::{self, LinearKind, Model, ParameterId, WeightId};
-use narrows_plan::{Mesh, Zero};
+use narrows_plan::{Context, Mesh, Zero};
 use narrows_runtime::session::TensorKind;
 use narrows_runtime::train::TrainError;
 use narrows_runtime::{
     ExactStepFault, FactorRateScale, Loro, Optimizer, RunError, Session, Trainer,
 };
 
-use super::train::{TEXT, losses, mesh, sampler, session};
+use super::train::{TEXT, context, losses, mesh, sampler, session_of};
 
 const STEPS: u64 = 8;
 
@@ -39,7 +39,9 @@ fn loro() -> Optimizer {
 
 fn trainer(optimizer: Optimizer, mesh: Mesh, zero: Zero, plan_seed: u64) -> Trainer {
     let model = pairs();
-    let session = session(&model, mesh, zero, plan_seed, 7);
+    let loro_every = optimizer.loro.map(|loro| loro.exact_every);
+    let context = Context { loro_every, ..context(mesh, zero) };
+    let session = session_of(&model, context, plan_seed, 7);
     Trainer::new(session, sampler(&model, TEXT, 7), optimizer).unwrap()
 }
 
@@ -108,33 +110,25 @@ fn a_resumed_run_equals_an_uninterrupted_one() {
 }
 
 #[test]
-fn models_without_plain_pairs_are_refused() {
-    let session_of =
-        |model: &Model, plan_seed| session(model, mesh(1, 1, 1), Zero::Off, plan_seed, 1);
-    for (default, part) in [
-        (r#""all": "dense""#, "the model has no factor pairs"),
-        (
-            r#""all": {"rank": 8, "activation": "silu"}"#,
-            "layer 0 q has an activation or a latent crossing between its factors",
-        ),
-        (
-            r#""all": {"rank": 8, "activation": "identity", "crossing": {"form": "paper", "gate": "identity"}}"#,
-            "layer 1 q has an activation or a latent crossing between its factors",
-        ),
-        (
-            r#""all": {"rank": 80, "activation": "identity"}"#,
-            "layer 0 q has rank 80, which is above its width 64",
-        ),
+fn optimizers_that_a_program_cannot_have_are_refused() {
+    let session_of = |model: &Model, loro_every: u64, plan_seed| {
+        let loro_every = NonZeroU64::new(loro_every);
+        let context = Context { loro_every, ..context(mesh(1, 1, 1), Zero::Off) };
+        session_of(model, context, plan_seed, 1)
+    };
+    for (loro_every, part) in [
+        (0, "the program has no exact steps"),
+        (3, "the program has exact steps every 3 steps, not 4"),
     ] {
-        let error =
-            session_of(&model_of(default), 1).model_program().check_optimizer(&loro()).unwrap_err();
+        let session = session_of(&pairs(), loro_every, 1);
+        let error = session.model_program().check_optimizer(&loro()).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
     }
     // Pairs of different ranks share a buffer under some plans.
     let mixed = model_of(
         r#""all": {"rank": 8, "activation": "identity"}, "k": {"rank": 4, "activation": "identity"}"#,
     );
-    let sessions: Vec<Session> = (0..20).map(|seed| session_of(&mixed, seed)).collect();
+    let sessions: Vec<Session> = (0..20).map(|seed| session_of(&mixed, 4, seed)).collect();
     let constant = optimizer(4, FactorRateScale::Constant(0.5));
     assert!(
         sessions.iter().all(|session| session.model_program().check_optimizer(&constant).is_ok())

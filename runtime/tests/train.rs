@@ -25,8 +25,15 @@ pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
 }
 
 pub fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Session {
+    session_of(model, context(mesh, zero), plan_seed, seed)
+}
+
+pub fn context(mesh: Mesh, zero: Zero) -> Context {
     let workload = Workload { global_batch: 4, sequence_length: LENGTH, micro_batch: 2 };
-    let context = Context::new(mesh, workload, Precision::Fp32, zero);
+    Context::new(mesh, workload, Precision::Fp32, zero)
+}
+
+pub fn session_of(model: &Model, context: Context, plan_seed: u64, seed: u64) -> Session {
     let mut rng = TestRng::new(plan_seed);
     let plan = (0..50).find_map(|_| draw_plan(&mut rng, model, context)).expect("a plan");
     let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();

@@ -1,6 +1,7 @@
 //! Flags of `plan`, `cost` and `explain`.
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -10,7 +11,7 @@ use narrows_plan::Bytes;
 use narrows_planner::Request;
 
 use crate::defaults::RequestDefaults;
-use crate::errors::{CommandResult, Problem, Problems};
+use crate::errors::{CommandResult, Failure, Problem, Problems};
 use crate::plot::PlotKind;
 use crate::step_cost::priced_terms;
 
@@ -43,9 +44,32 @@ pub struct PlanArgs {
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
+    /// Optimizer.
+    #[command(flatten)]
+    pub optimizer: LoroArgs,
     /// Another framework.
     #[command(flatten)]
     pub framework: RefusedFrameworkArgs,
+}
+
+/// The optimizer that a plan is priced for.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LoroArgs {
+    /// Price the exact steps of the optimizer LORO, with this many steps from one to the next [default: AdamW]
+    #[arg(long, value_name = "STEPS")]
+    pub loro_every: Option<NonZeroU64>,
+}
+
+impl LoroArgs {
+    /// The request for a plan with this optimizer.
+    ///
+    /// # Errors
+    /// A model that the optimizer cannot train.
+    fn apply(self, request: Request) -> CommandResult<Request> {
+        let request = Request { loro_every: self.loro_every, ..request };
+        request.validate().map_err(Failure::request)?;
+        Ok(request)
+    }
 }
 
 /// Flags of `cost`.
@@ -94,6 +118,9 @@ pub struct PlanFileArgs {
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
+    /// Optimizer.
+    #[command(flatten)]
+    pub optimizer: LoroArgs,
 }
 
 /// A plan file, or a request to search for a plan.
@@ -191,7 +218,7 @@ impl PlanArgs {
             ],
         )?;
         let trace = self.trace.resolve()?;
-        let request = self.request.resolve(&RequestDefaults::PLAN)?;
+        let request = self.optimizer.apply(self.request.resolve(&RequestDefaults::PLAN)?)?;
         let report = PlanReportSettings {
             output,
             documents,
@@ -211,12 +238,13 @@ impl CostArgs {
     /// An invalid request, and flags that only plans have.
     pub fn resolve_framework(&self) -> CommandResult<Option<FrameworkCostSettings>> {
         let Some(framework) = self.framework.other() else { return Ok(None) };
-        let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
+        let PlanFileArgs { plan, request, output, documents, detail, optimizer } = &self.file;
         let of_plans = [
             ("PLAN", plan.is_some()),
             ("--output", output.output.is_some()),
             ("--plot", documents.plot.is_some()),
             ("--trace", self.trace.trace.is_some()),
+            ("--loro-every", optimizer.loro_every.is_some()),
         ];
         let mut problems = Problems::default();
         for (place, _) in of_plans.into_iter().filter(|(_, is_set)| *is_set) {
@@ -246,7 +274,7 @@ impl CostArgs {
     /// Inputs that cannot be read, flags that do not apply to plan files, and an incomplete training run.
     pub fn resolve(&self) -> CommandResult<CostSettings> {
         self.framework.require_none()?;
-        let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
+        let PlanFileArgs { plan, request, output, documents, detail, optimizer } = &self.file;
         let others =
             [("--output", output.output.as_deref()), ("--trace", self.trace.trace.as_deref())];
         let documents = documents.resolve(PlotKind::OF_PLAN, &others)?;
@@ -258,12 +286,13 @@ impl CostArgs {
                 let mut file = PlanFile::read(argument, &request.model)?;
                 file.override_sizes(request)?;
                 file.override_executor(request);
+                file.plan.loro_every = optimizer.loro_every.or(file.plan.loro_every);
                 file.validate()?;
                 let memory_limit = request.memory.bytes(&file.profile);
                 (PlanSelection::File(Box::new(file)), memory_limit)
             }
             None => {
-                let request = request.resolve(&RequestDefaults::PLAN)?;
+                let request = optimizer.apply(request.resolve(&RequestDefaults::PLAN)?)?;
                 let memory_limit = request.arena_limit();
                 (PlanSelection::Search(Box::new(request)), memory_limit)
             }
@@ -291,7 +320,7 @@ impl ExplainArgs {
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve(&self) -> CommandResult<ExplainSettings> {
         self.framework.refuse()?;
-        let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
+        let PlanFileArgs { plan, request, output, documents, detail, optimizer } = &self.file;
         let others = [("--output", output.output.as_deref())];
         let (output, detail) = (output.resolve()?, detail.resolve());
         let documents = documents.resolve(PlotKind::OF_PLANS, &others)?;
@@ -299,9 +328,10 @@ impl ExplainArgs {
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &request.model)?;
                 file.override_executor(request);
+                file.plan.loro_every = optimizer.loro_every.or(file.plan.loro_every);
                 (file.request(request)?, Some(file))
             }
-            None => (request.resolve(&RequestDefaults::PLAN)?, None),
+            None => (optimizer.apply(request.resolve(&RequestDefaults::PLAN)?)?, None),
         };
         Ok(ExplainSettings { request, compared, output, documents, detail })
     }

@@ -87,6 +87,7 @@ impl PlanFile {
             schedule: Some(plan.schedule),
             overlap_grad_reduce: Some(plan.overlap_grad_reduce),
             overlap_tensor_collectives: plan.overlap_tensor_collectives,
+            loro_every: plan.loro_every,
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::None,
@@ -117,7 +118,8 @@ impl PlanFile {
         let request = args.assemble(sizes, self.model.clone(), self.profile.clone());
         let dtype = args.grad_reduce_dtype.map(GradReduceDtype::from);
         let grad_reduce_dtype = dtype.unwrap_or(self.plan.grad_reduce_dtype);
-        let request = Request { executor, grad_reduce_dtype, ..request };
+        let loro_every = self.plan.loro_every;
+        let request = Request { executor, grad_reduce_dtype, loro_every, ..request };
         request.validate().map_err(Failure::request)?;
         reject_dense_baseline_of_low_rank(&request)?;
         Ok(request)
@@ -217,6 +219,7 @@ fn in_plan(file: &str, defect: RequestDefect) -> Problem {
         RequestField::Context => "mesh.context",
         RequestField::GradReduceDtype => "grad_reduce_dtype",
         RequestField::ShardSize => "shard_size",
+        RequestField::LoroEvery => "loro_every",
     };
     let RequestDefect { problem, hint, .. } = defect;
     Problem::in_file(file, Defect { field: field.into(), problem, hint })

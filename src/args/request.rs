@@ -250,6 +250,7 @@ impl RequestArgs {
             schedule: self.schedule.and_then(ScheduleArg::schedule),
             overlap_grad_reduce: self.overlap.and_then(OverlapArg::grad_reduce),
             overlap_tensor_collectives: self.overlap != Some(OverlapArg::Off),
+            loro_every: None,
             rules: Rules {
                 baseline: self.strategy.unwrap_or(Baseline::Auto),
                 weights: self.weights.map_or(WeightRule::Any, WeightRule::from),

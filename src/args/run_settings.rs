@@ -133,6 +133,14 @@ impl RunTask {
         }
     }
 
+    /// The optimizer.
+    pub fn optimizer(&self) -> &Optimizer {
+        match self {
+            RunTask::Count(optimizer) => optimizer,
+            RunTask::Train(training) => &training.recipe.optimizer,
+        }
+    }
+
     /// The settings of training on processors, if that is the task.
     pub fn on_cpu(&self) -> Option<&TrainSettings> {
         match self {

@@ -97,6 +97,8 @@ pub enum ComparedDecision {
     LastGradientBucket,
     /// Gather buckets of the first block's weights.
     FirstGatherBucket,
+    /// Steps between exact steps of LORO.
+    LoroEvery,
     /// Layout of the hidden state between blocks.
     HiddenLayout,
     /// Layout of crossing latents between blocks.
@@ -136,6 +138,7 @@ impl ComparedDecision {
             ComparedDecision::OverlapTensorCollectives => "overlap_tensor_collectives",
             ComparedDecision::LastGradientBucket => "last_gradient_bucket",
             ComparedDecision::FirstGatherBucket => "first_gather_bucket",
+            ComparedDecision::LoroEvery => "loro_every",
             ComparedDecision::HiddenLayout => "hidden_layout",
             ComparedDecision::CrossingLayout => "crossing_layout",
             ComparedDecision::StageBlocks => "blocks of each stage",
@@ -173,6 +176,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         overlap_tensor_collectives,
         last_gradient_bucket,
         first_gather_bucket,
+        loro_every,
         hidden_layout,
         crossing_layout,
         stages: _,
@@ -202,6 +206,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         (Of::OverlapTensorCollectives, json!(overlap_tensor_collectives)),
         (Of::LastGradientBucket, json!(last_gradient_bucket)),
         (Of::FirstGatherBucket, json!(first_gather_bucket)),
+        (Of::LoroEvery, json!(loro_every)),
         (Of::HiddenLayout, json!(hidden_layout)),
         (Of::CrossingLayout, json!(crossing_layout)),
         (Of::StageBlocks, json!(virtual_stage_blocks(plan))),

@@ -51,6 +51,14 @@ pub fn first_gather_bucket(exported: &ExportedPlan) -> Translation {
     first_block_buckets(exported.plan.first_gather_bucket, is_divided)
 }
 
+/// The optimizer LORO.
+pub fn loro_every(exported: &ExportedPlan) -> Translation {
+    match exported.plan.loro_every {
+        Some(_) => Translation::not_expressible("has no optimizer LORO"),
+        None => Translation::implied(),
+    }
+}
+
 fn first_block_buckets(split: BucketSplit, is_divided: bool) -> Translation {
     match split != BucketSplit::Whole && is_divided {
         true => Translation::approximated([], "buckets of the first block are as those of others"),

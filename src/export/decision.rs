@@ -50,6 +50,8 @@ pub enum Decision {
     LastGradientBucket,
     /// Gather buckets of first blocks.
     FirstGatherBucket,
+    /// Exact steps of LORO.
+    LoroEvery,
     /// Layout of the hidden state between blocks.
     HiddenLayout,
     /// Layout of crossing latents between blocks.
@@ -120,7 +122,7 @@ impl Translation {
 
 impl Decision {
     /// Every decision, in the order in which they constrain each other.
-    pub const ALL: [Decision; 28] = [
+    pub const ALL: [Decision; 29] = [
         Decision::Model,
         Decision::Linears,
         Decision::Precision,
@@ -141,6 +143,7 @@ impl Decision {
         Decision::OverlapTensorCollectives,
         Decision::LastGradientBucket,
         Decision::FirstGatherBucket,
+        Decision::LoroEvery,
         Decision::HiddenLayout,
         Decision::CrossingLayout,
         Decision::Ops,
@@ -174,6 +177,7 @@ impl Decision {
             Decision::OverlapTensorCollectives => "overlap_tensor_collectives",
             Decision::LastGradientBucket => "last_gradient_bucket",
             Decision::FirstGatherBucket => "first_gather_bucket",
+            Decision::LoroEvery => "loro_every",
             Decision::HiddenLayout => "hidden_layout",
             Decision::CrossingLayout => "crossing_layout",
             Decision::Ops => "blocks.ops",
@@ -221,6 +225,9 @@ impl Decision {
             Decision::OverlapTensorCollectives => on(plan.overlap_tensor_collectives),
             Decision::LastGradientBucket => name(serde_json::json!(plan.last_gradient_bucket)),
             Decision::FirstGatherBucket => name(serde_json::json!(plan.first_gather_bucket)),
+            Decision::LoroEvery => {
+                plan.loro_every.map_or("AdamW".into(), |every| every.to_string())
+            }
             Decision::HiddenLayout => name(serde_json::json!(plan.hidden_layout)),
             Decision::CrossingLayout => {
                 plan.crossing_layout.map_or("none".into(), |layout| name(serde_json::json!(layout)))

@@ -73,6 +73,7 @@ impl TargetFramework for Megatron {
             },
             Decision::LastGradientBucket => common::last_gradient_bucket(exported),
             Decision::FirstGatherBucket => common::first_gather_bucket(exported),
+            Decision::LoroEvery => common::loro_every(exported),
             Decision::HiddenLayout => hidden_layout(exported),
             Decision::CrossingLayout => common::crossing_layout(exported),
             Decision::Ops => match exported.placement() {

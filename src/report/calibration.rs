@@ -1,7 +1,7 @@
 //! The report of a calibration: coverage, repeatability, provenance, and the comparison with measured steps.
 
 use narrows_calibration::validation::{ClosedLoop, ClosedLoopPlan, PresetCoverage, StepInterval};
-use narrows_cost_model::profile::{Provenance, ProvenanceKind, Repeatability};
+use narrows_cost_model::profile::{Provenance, Repeatability};
 use narrows_cost_model::{KernelClass, Profile};
 use narrows_plan::Seconds;
 use serde::Serialize;
@@ -154,7 +154,7 @@ impl CalibrationReport {
         let mut sources: Vec<(String, Vec<String>)> = vec![];
         for ProfileGroup { field, provenance } in &self.provenance {
             let Provenance { kind, source, date, assumed } = provenance;
-            let source = format!("{}, {date}, {source}", kind_name(*kind));
+            let source = format!("{}, {date}, {source}", kind.name());
             let except = match assumed.len() {
                 0 => String::new(),
                 _ => format!(" (assumed: {})", assumed.join(", ")),
@@ -287,15 +287,5 @@ fn interval(comparison: &ClosedLoop) -> String {
             groups - 1
         ),
         None => "as assumed: too few groups of plans were compared".into(),
-    }
-}
-
-fn kind_name(kind: ProvenanceKind) -> &'static str {
-    match kind {
-        ProvenanceKind::Measured => "measured",
-        ProvenanceKind::Derived => "derived",
-        ProvenanceKind::Datasheet => "datasheet",
-        ProvenanceKind::Published => "published",
-        ProvenanceKind::Assumed => "assumed",
     }
 }

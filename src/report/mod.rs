@@ -13,6 +13,7 @@ mod compare;
 mod decisions;
 mod doctor;
 mod documents;
+mod exact_step;
 mod explain;
 mod export;
 mod export_weights;

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::page::{Align, Cell, Page};
-use super::{assumptions, kernels};
+use super::{assumptions, exact_step, kernels};
 use crate::args::Detail;
 use crate::breakdown;
 use crate::text::{interval_90, percent, rate, thousands};
@@ -44,6 +44,9 @@ impl PredictionReport<'_> {
                 ),
             ),
         ];
+        fields.extend(
+            prediction.exact_step.as_ref().map(|step| ("LORO".into(), exact_step::phrase(step))),
+        );
         let stages = prediction.peak_memory_bytes.iter().copied().map(Bytes).enumerate();
         let name = |stage: usize| match prediction.peak_memory_bytes.len() {
             1 => "memory".to_owned(),

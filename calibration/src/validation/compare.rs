@@ -158,7 +158,8 @@ fn in_step(defect: RequestDefect) -> Defect {
         | RequestField::Data
         | RequestField::Context
         | RequestField::GradReduceDtype
-        | RequestField::ShardSize => "",
+        | RequestField::ShardSize
+        | RequestField::LoroEvery => "",
     };
     Defect { field: field.into(), problem: defect.problem, hint: defect.hint }
 }

@@ -4,7 +4,7 @@ use narrows_plan::{Bytes, DType, Precision};
 use sha2::{Digest, Sha256};
 
 use super::Executor;
-use super::file::{LaunchCosts, ProfileFile};
+use super::file::{HostSpec, LaunchCosts, ProfileFile};
 use super::measured::KernelMeasurements;
 use super::provenance::{Provenance, ProvenanceKind};
 
@@ -85,6 +85,13 @@ impl Profile {
         self.file.executors.of(executor)
     }
 
+    /// The processors that serve a device; assumed where the profile states none: eight threads for a GPU, and the device's own
+    /// for a device of threads.
+    pub fn host(&self) -> HostSpec {
+        let threads = if self.file.has_gpus() { 8 } else { self.file.device.compute_units };
+        self.file.host.clone().unwrap_or_else(|| HostSpec::assumed(threads.into()))
+    }
+
     /// SHA-256, in hex, of all fields that a price depends on. Names, descriptions and provenance are left out, so
     /// that correcting a citation does not make plans stale.
     pub fn fingerprint(&self) -> &str {
@@ -124,8 +131,14 @@ impl Profile {
 }
 
 /// Fields besides provenance that no step time depends on.
-const UNPRICED: [&str; 5] =
-    ["name", "description", "price_per_device_hour", "measured.machine", "measured.repeatability"];
+const UNPRICED: [&str; 6] = [
+    "name",
+    "description",
+    "price_per_device_hour",
+    "host",
+    "measured.machine",
+    "measured.repeatability",
+];
 
 /// Fields besides [`UNPRICED`] that no price of a kernel within a node depends on.
 const UNPRICED_WITHIN_NODES: [&str; 3] =

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::measured::KernelMeasurements;
-use super::provenance::{Provenance, RelativeError};
+use super::provenance::{Provenance, ProvenanceKind, RelativeError};
 use super::refits::{BootstrapRefits, FittedParameter};
 use crate::overlap::OverlapSlowdown;
 
@@ -45,6 +45,9 @@ pub struct ProfileFile {
     /// Collectives overlapped with computation. Absent where they do not run at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<OverlapSpec>,
+    /// Processors that serve a device. Absent where they are assumed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostSpec>,
     /// Costs of launching kernels.
     pub executors: ExecutorSpecs,
     /// Times of kernels on the machine itself, which correct prices.
@@ -89,6 +92,7 @@ impl ProfileFile {
             fused,
             links,
             overlap,
+            host,
             executors: ExecutorSpecs { captured, compiled, eager },
             measured,
             refits,
@@ -109,6 +113,7 @@ impl ProfileFile {
             ("links.inter_node.relative_error", Some(&inter.relative_error.provenance)),
             ("links.relative_error", Some(&links.relative_error.provenance)),
             ("overlap", overlap.as_ref().map(|overlap| &overlap.provenance)),
+            ("host", host.as_ref().map(|host| &host.provenance)),
             ("executors.captured", Some(&captured.provenance)),
             ("executors.captured.step_error", captured.step_error.as_ref().map(|e| &e.provenance)),
             ("executors.compiled", compiled.as_ref().map(|compiled| &compiled.provenance)),
@@ -375,6 +380,42 @@ impl OverlapSpec {
     pub fn slowdown(&self) -> OverlapSlowdown {
         let OverlapSpec { compute_slowdown, collective_slowdown, .. } = self;
         OverlapSlowdown { compute: *compute_slowdown, collective: *collective_slowdown }
+    }
+}
+
+/// The processors of a host that serve one of its devices. They run exact steps of LORO.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostSpec {
+    /// Threads that compute for one device.
+    pub threads_per_device: u64,
+    /// Floating-point operations of a thread in a second, in matrix decompositions in f64.
+    pub flops_per_s: f64,
+    /// Bandwidth between the memories of a device and its host.
+    pub copy_bytes_per_s: f64,
+    /// Bandwidth between hosts for one device.
+    pub network_bytes_per_s: f64,
+    /// Provenance of these numbers.
+    pub provenance: Provenance,
+}
+
+impl HostSpec {
+    /// The host of a profile that states none, whose devices are GPUs or threads.
+    pub(super) fn assumed(threads_per_device: u64) -> HostSpec {
+        HostSpec {
+            threads_per_device,
+            flops_per_s: 1e10,
+            copy_bytes_per_s: 1e10,
+            network_bytes_per_s: 1e9,
+            provenance: Provenance {
+                kind: ProvenanceKind::Assumed,
+                source: "a core of an AMD EPYC reaches 17e9 FLOP/s in decompositions of a pair with 512 features and rank 128, \
+                         and 11e9 with 2048 features and rank 512"
+                    .into(),
+                date: "2026-11-27".into(),
+                assumed: vec![],
+            },
+        }
     }
 }
 

@@ -16,8 +16,8 @@ mod validation;
 pub use checked::Profile;
 pub use file::{
     AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, ErrorGrowth, ExecutorSpecs,
-    FusedCurve, GemmCurve, GemmTile, InterNodeLinks, IntraNodeLinks, LaunchCosts, LinkSpec,
-    MemoryReserve, NodeWiring, OverlapSpec, PeakFlops, ProfileFile, ProfileFormat,
+    FusedCurve, GemmCurve, GemmTile, HostSpec, InterNodeLinks, IntraNodeLinks, LaunchCosts,
+    LinkSpec, MemoryReserve, NodeWiring, OverlapSpec, PeakFlops, ProfileFile, ProfileFormat,
 };
 pub use measured::{KernelMeasurements, MeasuredPoint, Repeatability};
 pub use narrows_plan::Executor;

@@ -36,6 +36,19 @@ pub enum ProvenanceKind {
     Assumed,
 }
 
+impl ProvenanceKind {
+    /// The name in profiles and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProvenanceKind::Measured => "measured",
+            ProvenanceKind::Derived => "derived",
+            ProvenanceKind::Datasheet => "datasheet",
+            ProvenanceKind::Published => "published",
+            ProvenanceKind::Assumed => "assumed",
+        }
+    }
+}
+
 /// The largest relative error that a profile may state.
 pub const RELATIVE_ERROR_MAX: f64 = 1e6;
 

@@ -27,6 +27,10 @@ const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
 const EFFICIENCY: RangeInclusive<f64> = 1e-4..=1.0;
 /// Latencies in seconds.
 const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
+/// Threads of a host for a device.
+const HOST_THREADS: RangeInclusive<f64> = 1.0..=4096.0;
+/// Operations or bytes of a host in a second.
+const HOST_RATE: RangeInclusive<f64> = 1e3..=1e16;
 /// Slowdown factors of overlapped work.
 const SLOWDOWN: RangeInclusive<f64> = 1.0..=10.0;
 /// Seconds of a measured kernel: more than zero, less than three hours.
@@ -79,6 +83,17 @@ impl ProfileFile {
             check.within("overlap.compute_slowdown", overlap.compute_slowdown, SLOWDOWN);
             check.within("overlap.collective_slowdown", overlap.collective_slowdown, SLOWDOWN);
             check.provenance("overlap", &overlap.provenance);
+        }
+        if let Some(host) = &self.host {
+            check.within("host.threads_per_device", host.threads_per_device as f64, HOST_THREADS);
+            for (field, rate) in [
+                ("host.flops_per_s", host.flops_per_s),
+                ("host.copy_bytes_per_s", host.copy_bytes_per_s),
+                ("host.network_bytes_per_s", host.network_bytes_per_s),
+            ] {
+                check.within(field, rate, HOST_RATE);
+            }
+            check.provenance("host", &host.provenance);
         }
         check.assumed_fields(&self);
         if let Some(measured) = &self.measured {

@@ -63,11 +63,13 @@
 //! | a weight gradient not reduced | `step/mod.rs`, `reduced_gradient` |
 //! | a gradient rounded although it is not reduced in bf16, or not widened after it | `step/rounding.rs` |
 //! | a weight updated twice, or not at all | `step/update.rs` |
+//! | a factor pair decomposed before it is whole, twice, or not at all | `exact_step.rs` |
 
 mod attention;
 mod buckets;
 mod collective;
 mod error;
+mod exact_step;
 mod fused;
 mod gathers;
 mod gemm;
@@ -152,6 +154,9 @@ fn check(program: &Program) -> CheckErrors {
             }
         }
         overlap::check_overlaps(index, stage, &mut errors);
+        if let Err(fault) = exact_step::check_exact_step(stage, &program.context) {
+            errors.push_stage(index, fault);
+        }
     }
     schedule::check_transfers_match(program, &mut errors);
     if errors.0.is_empty() {

@@ -142,6 +142,7 @@ impl Plan {
             overlap_tensor_collectives: self.overlap_tensor_collectives,
             last_gradient_bucket: self.last_gradient_bucket,
             first_gather_bucket: self.first_gather_bucket,
+            loro_every: self.loro_every,
             ..Context::new(self.mesh, self.workload, self.precision, self.zero)
         };
         defects.into_result(context)

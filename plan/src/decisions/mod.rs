@@ -8,6 +8,8 @@ mod context;
 mod resolve;
 mod saves;
 
+use std::num::NonZeroU64;
+
 use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -80,6 +82,10 @@ pub struct Plan {
     /// effect where no weights are gathered in buckets: without `overlap_param_gather`.
     #[serde(default, skip_serializing_if = "BucketSplit::is_default")]
     pub first_gather_bucket: BucketSplit,
+    /// Steps from one exact step of the optimizer LORO to the next; absent with AdamW. `narrows run` replaces it by that of
+    /// its recipe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loro_every: Option<NonZeroU64>,
     /// Layout of the hidden state between blocks.
     pub hidden_layout: PlanLayout,
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.

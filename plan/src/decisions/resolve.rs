@@ -7,7 +7,7 @@ use crate::graph::{
     BlockShape, BoundaryTensor, Op, Segment, ValueId, block_segment, embedding_segment,
     head_segment,
 };
-use crate::model::Model;
+use crate::model::{ExactStepObstacle, Model};
 use crate::program::ModelConstants;
 use crate::strategy::{
     BoundaryLayout, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeightLayout,
@@ -71,6 +71,10 @@ impl Plan {
         }
         if !context.context_attention.divides_heads(&context.mesh, model) {
             return Err(heads_do_not_divide(&context, model).into());
+        }
+        if let (Some(_), Some(obstacle)) = (context.loro_every, model.exact_step_obstacle()) {
+            let ExactStepObstacle { reason, hint } = obstacle;
+            return Err(Defect::new("loro_every", reason).hint(hint).into());
         }
         let shapes = BlockShape::all(model);
         let boundary = self.boundary_layout(&shapes, model, &context)?;

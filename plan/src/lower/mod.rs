@@ -6,6 +6,7 @@
 //! summation and resharding of its output gradients. Buffers are placed in the arena last, by lifetime.
 
 mod backward;
+mod exact_step;
 mod forward;
 mod sharded_parameters;
 mod stage;

@@ -32,6 +32,7 @@ pub(super) fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {
         lowering.backward(chunk);
     }
     lowering.step(&sites);
+    lowering.exact_step(&sites);
     lowering.finish()
 }
 

@@ -76,6 +76,7 @@ impl<'a> StageLowering<'a> {
             step: vec![],
             gradient_buckets: vec![],
             gather_buckets: vec![],
+            exact_step: Default::default(),
             schedule: vec![],
             arena: crate::Bytes(0),
         };

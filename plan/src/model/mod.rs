@@ -12,6 +12,7 @@ use crate::defect::Defect;
 mod attention_mask;
 mod canonical;
 mod defect_report;
+mod exact_steps;
 mod file;
 mod fingerprint;
 mod fold;
@@ -27,6 +28,7 @@ mod resolve;
 mod rope;
 
 pub use attention_mask::AttentionMask;
+pub use exact_steps::ExactStepObstacle;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };

@@ -33,10 +33,14 @@
 //! - *Parts of replicas.* With ZeRO, replica i of a shard group holds or updates the i-th of equal parts of a parameter's
 //!   padded buffer. Where the step phase, or an addition within a pass, accesses fewer elements of a weight or gradient than
 //!   its buffer has, it accesses the part of the device's own replica.
+//! - *Exact steps.* In a step that is a multiple of [`Context::loro_every`], the optimizer LORO moves factor pairs on the
+//!   manifold of matrices of their rank. The hosts of a stage run its [`ExactStep`] after the step phase, and before the
+//!   next pass.
 
 mod action;
 mod arena;
 mod buffer;
+mod exact_step;
 mod fused_op;
 mod phase;
 mod pipeline_schedule;
@@ -55,6 +59,7 @@ pub use action::{
 pub(crate) use arena::place_buffers;
 pub(crate) use buffer::ALIGNMENT;
 pub use buffer::{Buffer, BufferId, BufferRole, ParameterShard};
+pub use exact_step::{ExactStep, HostAction, HostInstr, OwnedPair};
 pub use fused_op::{FusedOp, QkHeads};
 pub use phase::{ChunkPhase, MicrobatchPass, Phase};
 pub use pipeline_schedule::StageSchedule;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Buffer, BufferId, BufferRole, ChunkPhase, Instr, MicrobatchPass, Phase};
+use super::{Buffer, BufferId, BufferRole, ChunkPhase, ExactStep, Instr, MicrobatchPass, Phase};
 use crate::Bytes;
 
 /// Reductions of gradients over the data axis that run during the last pass of a stage: the backward pass of the last
@@ -53,6 +53,8 @@ pub struct StageProgram {
     pub gradient_buckets: Vec<GradientBucket>,
     /// The gathers of the step phase that may run during the first pass of the next step, in order.
     pub gather_buckets: Vec<GatherBucket>,
+    /// What hosts do in an exact step, after the step phase.
+    pub exact_step: ExactStep,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,
     /// Size of the arena: the peak memory of a device, and the bytes that an engine allocates.

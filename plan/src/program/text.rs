@@ -104,6 +104,12 @@ impl fmt::Display for Program {
                     "  step {start}..{end}: during the next first pass, before its instruction {before}"
                 )?;
             }
+            if !stage.exact_step.is_empty() {
+                writeln!(f, "  exact step:")?;
+            }
+            for instr in &stage.exact_step.instrs {
+                writeln!(f, "    {:<24} {}", stage.exact_step.origin(instr), instr.action.name())?;
+            }
         }
         Ok(())
     }

@@ -1,65 +1,58 @@
-//! Exact steps of LORO on the factor pairs of a session, between two steps of the program.
+//! Exact steps of LORO: the instructions of hosts in a program, on the devices of this process.
 //!
-//! The program has updated the moments, and left the factors as they were. The factors of one block at a time and their
-//! moments become whole tensors in host memory. Of several processes, those of a stage add what each holds, compute some
-//! of the pairs each, and add the results; every element has one term that is not zero, so all have the same bits. The
-//! new factors are stored as a checkpoint is.
+//! A process drives all devices of the mesh, or one. In the first case sums over groups have nothing to add, and the process
+//! decomposes all pairs. In the second it adds what each process holds; every element has one term that is not zero, so that the
+//! bits do not depend on the number of processes. New factors are stored as a checkpoint is.
+
+use std::collections::BTreeSet;
 
 use narrows_plan::Axis;
 use narrows_plan::model::{ParameterId, WeightId};
-use narrows_plan::program::{Buffer, CollectiveFunction, Reduction};
+use narrows_plan::program::{
+    Buffer, BufferId, CollectiveFunction, HostAction, OwnedPair, Reduction,
+};
 use rayon::prelude::*;
 
 use super::coordinates::MeshCoordinates;
-use super::model_program::{FactorPairSite, ModelProgram};
+use super::model_program::ModelProgram;
 use super::tensors::{TensorKind, local_tensors_of, stage_of};
 use super::{ModelTensors, Session};
 use crate::error::RunError;
-use crate::loro::{FactorRateScale, FactorStep, exact_step};
+use crate::loro::{FactorRateScale, FactorStep, PairShape, exact_step};
 use crate::optimizer::{Optimizer, StepCoefficients};
-use crate::process_group::{CollectiveOperands, Communicator, GroupScope, StorageUse};
+use crate::process_group::{CollectiveOperands, GroupScope, StorageUse};
+use crate::report::DeviceId;
 
-/// The processes that hold parts of the same pairs: those of one stage.
-struct PairOwners {
-    /// Collectives with all of them, one axis after the other.
-    communicators: Vec<Box<dyn Communicator>>,
-    /// Index of this process among them.
-    own_index: usize,
-    /// Number of processes.
-    count: usize,
+/// Host memory of a process for a round of pairs: A of each pair, then its B, one pair after the other.
+#[derive(Default)]
+struct Round {
+    weights: Vec<f32>,
+    /// Directions in which AdamW would change the weights.
+    directions: Vec<f32>,
+    updates: Vec<f32>,
 }
 
 impl ModelProgram {
     /// Checks that an optimizer can train this program.
     ///
     /// # Errors
-    /// [`RunError::UnsupportedOptimizer`] for LORO on a model without factor pairs, on pairs whose latents are more than x·A,
-    /// on ranks above a width, and where factors with different learning rates lie in one buffer.
+    /// [`RunError::UnsupportedOptimizer`] for LORO on a program without its exact steps, and where factors with different
+    /// learning rates lie in one buffer.
     pub fn check_optimizer(&self, optimizer: &Optimizer) -> Result<(), RunError> {
         let Some(loro) = optimizer.loro else { return Ok(()) };
         let refused = |reason: String, hint: &'static str| {
             Err(RunError::UnsupportedOptimizer { reason, hint })
         };
-        let pairs = self.pairs();
-        if pairs.is_empty() {
-            return refused("the model has no factor pairs".into(), "--optimizer adamw");
-        }
-        for FactorPairSite { block, kind, shape, has_plain_latent } in pairs.values().flatten() {
-            let width = shape.d_in.min(shape.d_out);
-            if !has_plain_latent {
-                let reason = format!(
-                    "layer {block} {kind} has an activation or a latent crossing between its factors: an exact step moves \
-                     their product and chooses the factors anew, on which such a linear depends"
-                );
-                return refused(reason, "--optimizer adamw, or a model such as svd-60m");
+        let hint = "a plan for this optimizer: `narrows plan --loro-every`";
+        match self.program().context.loro_every {
+            None => return refused("the program has no exact steps".into(), hint),
+            Some(every) if every != loro.exact_every => {
+                let wanted = loro.exact_every;
+                let reason =
+                    format!("the program has exact steps every {every} steps, not {wanted}");
+                return refused(reason, hint);
             }
-            if shape.rank > width {
-                let rank = shape.rank;
-                let reason = format!(
-                    "layer {block} {kind} has rank {rank}, which is above its width {width}"
-                );
-                return refused(reason, "--optimizer adamw, or a model with smaller ranks");
-            }
+            Some(_) => {}
         }
         if loro.rate_scale == FactorRateScale::RankOverHidden {
             for buffer in self.program().stages.iter().flat_map(|stage| &stage.buffers) {
@@ -78,11 +71,13 @@ impl ModelProgram {
     /// Two factors of a buffer whose ranks differ, if there are any.
     fn factors_of_different_ranks(&self, buffer: &Buffer) -> Option<[ParameterId; 2]> {
         let shard = buffer.shard.as_ref()?;
-        let sites = self.pairs().get(&shard.block?)?;
         let mut factors = shard.members.iter().filter_map(|member| {
-            let id = ParameterId { block: shard.block, weight: member.weight };
-            let site = sites.iter().find(|site| site.a() == id || site.b() == id)?;
-            Some((id, site.shape.rank))
+            let rank = match member.weight {
+                WeightId::FactorA(_) => member.columns,
+                WeightId::FactorB(_) => member.rows,
+                _ => return None,
+            };
+            Some((ParameterId { block: shard.block, weight: member.weight }, rank))
         });
         let (first, rank) = factors.next()?;
         factors.find(|(_, other)| *other != rank).map(|(second, _)| [first, second])
@@ -90,7 +85,7 @@ impl ModelProgram {
 }
 
 impl Session {
-    /// Replaces all factor pairs by those after the exact step. All processes must call this method.
+    /// Executes the exact step of the program. All processes must call this method.
     ///
     /// # Errors
     /// A pair without a result, or a device or process that is lost.
@@ -100,12 +95,34 @@ impl Session {
         step: u64,
     ) -> Result<(), RunError> {
         let program = self.program.clone();
-        let owners = self.pair_owners();
         // Processes wait for the slowest one, and others for these, in collectives and between stages.
         let _waited_for = StorageUse::begin(self.process_group.clone());
-        for (block, pairs) in program.pairs() {
-            if self.has_factors_of(*block) {
-                self.exact_step_of_block(pairs, &owners, (coefficients, step))?;
+        let mesh = program.program().context.mesh;
+        let own_stages: BTreeSet<usize> =
+            self.devices().map(|device| DeviceId(device).stage(&mesh)).collect();
+        for stage in own_stages {
+            let exact_step = &program.program().stages[stage].exact_step;
+            let mut round = Round::default();
+            for instr in &exact_step.instrs {
+                let pairs = exact_step.pairs_of(instr);
+                match &instr.action {
+                    HostAction::Read(buffers) => {
+                        round = self.read_round(stage, pairs, buffers, coefficients)?;
+                    }
+                    HostAction::SumFactors(group) => {
+                        self.sum(group.axis, &mut [&mut round.weights, &mut round.directions])?;
+                    }
+                    HostAction::Decompose => {
+                        round.updates = self.decompose(pairs, &round, (coefficients, step))?;
+                    }
+                    HostAction::SumUpdates(group) => {
+                        self.sum(group.axis, &mut [&mut round.updates])?;
+                    }
+                    HostAction::Write(_) => {
+                        let whole = whole_factors(pairs, &round.updates);
+                        self.load_tensors(TensorKind::Weights, &whole)?;
+                    }
+                }
             }
         }
         Ok(())
@@ -127,131 +144,122 @@ impl Session {
         Ok(())
     }
 
-    fn exact_step_of_block(
-        &mut self,
-        pairs: &[FactorPairSite],
-        owners: &PairOwners,
-        (coefficients, step): (&StepCoefficients, u64),
-    ) -> Result<(), RunError> {
+    /// The elements of a round that the devices of this process provide.
+    fn read_round(
+        &self,
+        stage: usize,
+        pairs: &[OwnedPair],
+        buffers: &[BufferId],
+        coefficients: &StepCoefficients,
+    ) -> Result<Round, RunError> {
+        let program = self.program.program();
+        let is_read = |buffer: &Buffer| {
+            buffers.iter().any(|id| std::ptr::eq(program.stages[stage].buffer(*id), buffer))
+        };
+        let read = |kind| {
+            let local = local_tensors_of(&self.program, &*self.engine, kind, is_read)?;
+            let mut round = vec![];
+            for pair in pairs {
+                for (id, elements) in factors_of(pair) {
+                    match local.get(&id) {
+                        Some(tensor) => round.extend_from_slice(tensor),
+                        None => round.resize(round.len() + elements, 0.0),
+                    }
+                }
+            }
+            Ok::<_, RunError>(round)
+        };
         let [weights, first, second] =
-            [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments]
-                .map(|kind| self.whole_factors(pairs, owners, kind));
-        let (weights, first, second) = (weights?, first?, second?);
+            [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments].map(read);
+        let (mut directions, second) = (first?, second?);
+        directions.par_iter_mut().zip(second).for_each(|(first, second)| {
+            // Zero for the elements that other devices provide, whose moments are zero.
+            if *first != 0.0 {
+                *first = coefficients.direction(f64::from(*first), f64::from(second)) as f32;
+            }
+        });
+        Ok(Round { weights: weights?, directions, updates: vec![] })
+    }
+
+    /// The new factors of the pairs that the devices of this process own; zero for the others.
+    fn decompose(
+        &self,
+        pairs: &[OwnedPair],
+        Round { weights, directions, .. }: &Round,
+        (coefficients, step): (&StepCoefficients, u64),
+    ) -> Result<Vec<f32>, RunError> {
+        let own_index = self.process_group().map(|group| {
+            let mesh = self.program().context.mesh;
+            MeshCoordinates::of_device(group.rank(), &mesh).pipeline_index(&mesh)
+        });
         let starts: Vec<usize> = pairs
             .iter()
             .scan(0, |next, pair| {
-                *next += pair.shape.elements();
-                Some(*next - pair.shape.elements())
+                *next += pair.elements() as usize;
+                Some(*next - pair.elements() as usize)
             })
             .collect();
-        let of_pair = |(index, pair): (usize, &FactorPairSite)| {
-            if (index + pair.block as usize) % owners.count != owners.own_index {
-                return Ok(vec![0.0; pair.shape.elements()]);
+        let of_pair = |(pair, start): (&OwnedPair, &usize)| {
+            if own_index.is_some_and(|index| index != pair.owner) {
+                return Ok(vec![0.0; pair.elements() as usize]);
             }
+            let OwnedPair { block, linear, d_in, rank, d_out, .. } = *pair;
+            let [d_in, rank, d_out] = [d_in, rank, d_out].map(|size| size as usize);
             let factor = |start: usize, count: usize| {
                 let elements = start..start + count;
-                let moments = first[elements.clone()].iter().zip(&second[elements.clone()]);
-                let direction =
-                    |(m, v): (&f32, &f32)| coefficients.direction(f64::from(*m), f64::from(*v));
+                let in_f64 = |tensor: &[f32]| tensor.iter().map(|x| f64::from(*x)).collect();
                 FactorStep {
-                    weights: weights[elements].iter().map(|x| f64::from(*x)).collect(),
-                    direction: moments.map(direction).collect(),
+                    weights: in_f64(&weights[elements.clone()]),
+                    direction: in_f64(&directions[elements]),
                 }
             };
-            let in_a = pair.shape.d_in * pair.shape.rank;
-            let a = factor(starts[index], in_a);
-            let b = factor(starts[index] + in_a, pair.shape.elements() - in_a);
+            let a = factor(*start, d_in * rank);
+            let b = factor(start + d_in * rank, rank * d_out);
+            let shape = PairShape { d_in, rank, d_out };
             let [a, b] =
-                exact_step(pair.shape, &a, &b, coefficients.learning_rate).map_err(|fault| {
-                    RunError::ExactStep {
-                        step,
-                        linear: format!("layer {} {}", pair.block, pair.kind),
-                        fault,
-                    }
+                exact_step(shape, &a, &b, coefficients.learning_rate).map_err(|fault| {
+                    RunError::ExactStep { step, linear: format!("layer {block} {linear}"), fault }
                 })?;
             Ok(a.into_iter().chain(b).map(|x| x as f32).collect())
         };
-        let new: Result<Vec<Vec<f32>>, RunError> =
-            pairs.par_iter().enumerate().map(of_pair).collect();
-        let mut new = new?.concat();
-        owners.sum(&mut new)?;
-        let mut remaining = &new[..];
-        let mut whole = ModelTensors::new();
-        for pair in pairs {
-            let (a, rest) = remaining.split_at(pair.shape.d_in * pair.shape.rank);
-            let (b, rest) = rest.split_at(pair.shape.d_out * pair.shape.rank);
-            whole.extend([(pair.a(), a.to_vec()), (pair.b(), b.to_vec())]);
-            remaining = rest;
-        }
-        self.load_tensors(TensorKind::Weights, &whole)
+        let updates: Result<Vec<Vec<f32>>, RunError> =
+            pairs.par_iter().zip(&starts).map(of_pair).collect();
+        Ok(updates?.concat())
     }
 
-    /// The tensors of the factors of some pairs, A before B, one pair after the other.
-    fn whole_factors(
-        &self,
-        pairs: &[FactorPairSite],
-        owners: &PairOwners,
-        kind: TensorKind,
-    ) -> Result<Vec<f32>, RunError> {
-        let block = pairs.first().map(|pair| pair.block);
-        let is_factor = |buffer: &Buffer| holds_factors(buffer, block);
-        let local = local_tensors_of(&self.program, &*self.engine, kind, is_factor)?;
-        let mut whole = vec![];
-        for pair in pairs {
-            for (id, width) in [(pair.a(), pair.shape.d_in), (pair.b(), pair.shape.d_out)] {
-                match local.get(&id) {
-                    Some(elements) => whole.extend_from_slice(elements),
-                    None => whole.resize(whole.len() + width * pair.shape.rank, 0.0),
-                }
-            }
-        }
-        owners.sum(&mut whole)?;
-        Ok(whole)
-    }
-
-    fn has_factors_of(&self, block: u64) -> bool {
-        self.devices().any(|device| {
-            let mut buffers = stage_of(&self.program, device).buffers.iter();
-            buffers.any(|buffer| holds_factors(buffer, Some(block)))
-        })
-    }
-
-    fn pair_owners(&self) -> PairOwners {
-        let alone = PairOwners { communicators: vec![], own_index: 0, count: 1 };
-        let Some(group) = self.process_group() else { return alone };
+    /// Adds the elements of the processes along an axis.
+    fn sum(&self, axis: Axis, tensors: &mut [&mut Vec<f32>]) -> Result<(), RunError> {
+        let Some(group) = self.process_group() else { return Ok(()) };
         let mesh = self.program().context.mesh;
         let own = MeshCoordinates::of_device(group.rank(), &mesh);
-        let axes = [Axis::Data, Axis::Tensor].into_iter().filter(|axis| mesh.axis_size(*axis) > 1);
-        let communicators = axes.filter_map(|axis| {
-            let members = own.members(&mesh.group(axis), &mesh)?;
-            group.communicator(&members, GroupScope::Axis(axis))
-        });
-        PairOwners {
-            communicators: communicators.collect(),
-            own_index: own.pipeline_index(&mesh) as usize,
-            count: (mesh.tensor * mesh.replicas()) as usize,
-        }
-    }
-}
-
-impl PairOwners {
-    /// Adds the elements of all owners.
-    fn sum(&self, elements: &mut [f32]) -> Result<(), RunError> {
-        for communicator in &self.communicators {
+        let members = own.members(&mesh.group(axis), &mesh);
+        let communicator =
+            members.and_then(|members| group.communicator(&members, GroupScope::Axis(axis)));
+        let Some(communicator) = communicator else { return Ok(()) };
+        for tensor in tensors {
             let function = CollectiveFunction::AllReduce(Reduction::Sum);
-            communicator.run(CollectiveOperands::InPlace(elements), function)?;
+            communicator.run(CollectiveOperands::InPlace(tensor), function)?;
         }
         Ok(())
     }
 }
 
-/// Whether a buffer holds factors of a block.
-fn holds_factors(buffer: &Buffer, block: Option<u64>) -> bool {
-    buffer.shard.as_ref().is_some_and(|shard| {
-        shard.block == block
-            && shard
-                .members
-                .iter()
-                .any(|member| matches!(member.weight, WeightId::FactorA(_) | WeightId::FactorB(_)))
-    })
+/// The factors of a pair with their elements: A and B.
+fn factors_of(pair: &OwnedPair) -> [(ParameterId, usize); 2] {
+    let id = |weight| ParameterId { block: Some(pair.block), weight };
+    [
+        (id(WeightId::FactorA(pair.linear)), (pair.d_in * pair.rank) as usize),
+        (id(WeightId::FactorB(pair.linear)), (pair.rank * pair.d_out) as usize),
+    ]
+}
+
+/// The factors of a round as tensors.
+fn whole_factors(pairs: &[OwnedPair], mut elements: &[f32]) -> ModelTensors {
+    let mut whole = ModelTensors::new();
+    for (id, count) in pairs.iter().flat_map(factors_of) {
+        let (factor, rest) = elements.split_at(count);
+        whole.insert(id, factor.to_vec());
+        elements = rest;
+    }
+    whole
 }

@@ -1,46 +1,21 @@
 //! A checked program together with the properties of its model's parameters.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use narrows_plan::CheckedProgram;
-use narrows_plan::model::{Activation, LinearKind, Model, ParameterId, Weight, WeightId};
+use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::program::{BufferId, BufferRole, ModelConstants, Program, StageProgram};
 
 use super::sharded_parameter::ShardedParameter;
 use crate::error::RunError;
-use crate::loro::PairShape;
 use crate::optimizer::UpdateGroup;
 use crate::parameters::{LogicalParameter, logical_parameters};
-
-/// A factor pair of a model.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct FactorPairSite {
-    pub block: u64,
-    pub kind: LinearKind,
-    pub shape: PairShape,
-    /// Whether the latent is x·A, without an activation or a crossing.
-    pub has_plain_latent: bool,
-}
-
-impl FactorPairSite {
-    /// The factor A.
-    pub fn a(&self) -> ParameterId {
-        ParameterId { block: Some(self.block), weight: WeightId::FactorA(self.kind) }
-    }
-
-    /// The factor B.
-    pub fn b(&self) -> ParameterId {
-        ParameterId { block: Some(self.block), weight: WeightId::FactorB(self.kind) }
-    }
-}
 
 /// A checked program of a model.
 pub struct ModelProgram {
     program: CheckedProgram,
     /// The group of a weight, by stage and weight buffer.
     update_groups: Vec<HashMap<BufferId, UpdateGroup>>,
-    /// The factor pairs, by block.
-    pairs: BTreeMap<u64, Vec<FactorPairSite>>,
     /// Elements of every logical parameter.
     parameter_elements: HashMap<ParameterId, usize>,
 }
@@ -68,12 +43,7 @@ impl ModelProgram {
             .ok_or_else(mismatch)?;
         let elements = |parameter: &LogicalParameter| parameter.elements() as usize;
         let parameter_elements = parameters.iter().map(|p| (p.id, elements(p))).collect();
-        Ok(ModelProgram {
-            program,
-            update_groups,
-            pairs: pairs_by_block(model),
-            parameter_elements,
-        })
+        Ok(ModelProgram { program, update_groups, parameter_elements })
     }
 
     /// The program.
@@ -84,11 +54,6 @@ impl ModelProgram {
     /// The group of a weight, by weight buffer of a stage. A buffer of factors with different ranks has that of one of them.
     pub fn update_groups(&self, stage: usize) -> &HashMap<BufferId, UpdateGroup> {
         &self.update_groups[stage]
-    }
-
-    /// The factor pairs, by block.
-    pub(crate) fn pairs(&self) -> &BTreeMap<u64, Vec<FactorPairSite>> {
-        &self.pairs
     }
 
     /// Number of elements of every logical parameter.
@@ -114,23 +79,4 @@ fn groups_by_buffer(
         }
     }
     Some(by_buffer)
-}
-
-fn pairs_by_block(model: &Model) -> BTreeMap<u64, Vec<FactorPairSite>> {
-    let mut pairs: BTreeMap<u64, Vec<FactorPairSite>> = BTreeMap::new();
-    for (block, layer) in (0..).zip(&model.blocks) {
-        for (kind, linear) in layer.linears() {
-            let (Weight::Pair(pair), Some(shape)) = (&linear.weight, PairShape::of(linear)) else {
-                continue;
-            };
-            pairs.entry(block).or_default().push(FactorPairSite {
-                block,
-                kind,
-                shape,
-                has_plain_latent: pair.activation == Activation::Identity
-                    && pair.crossing.is_none(),
-            });
-        }
-    }
-    pairs
 }

@@ -17,13 +17,13 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use narrows_cost_model::{Prices, Profile};
-use narrows_plan::model::Model;
+use narrows_plan::model::{ExactStepObstacle, Model};
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_planner::{Prediction, Request, SearchCache};
 use narrows_runtime::checkpoint::FolderLock;
 use narrows_runtime::data::{LastTarget, TargetRule};
 use narrows_runtime::session::ModelProgram;
-use narrows_runtime::{Optimizer, count_step};
+use narrows_runtime::{Loro, Optimizer, count_step};
 
 use super::calibrate::profile_of_this_machine;
 use super::cost::price;
@@ -109,9 +109,17 @@ fn prepare(
         }
         _ => None,
     };
+    let loro = task.optimizer().loro;
+    let loro_every = loro.map(|loro| loro.exact_every);
     let planned = match selection {
-        PlanSelection::File(file) => price_file(*file, &task)?,
+        PlanSelection::File(mut file) => {
+            require_exact_steps(&file.model, loro)?;
+            file.plan.loro_every = loro_every;
+            price_file(*file, &task)?
+        }
         PlanSelection::Search(mut request) => {
+            require_exact_steps(&request.model, loro)?;
+            request.loro_every = loro_every;
             if let (RunTask::Train(training), false) = (&task, hardware_is_explicit) {
                 use_measured_profile(training, &mut request, output.format)?;
             }
@@ -126,6 +134,17 @@ fn prepare(
         require_predicted_tokens(&planned, training.recipe.targets)?;
     }
     Ok((task, output, planned, lock))
+}
+
+/// Checks that LORO can train a model, where it is the optimizer.
+fn require_exact_steps(model: &Model, loro: Option<Loro>) -> CommandResult<()> {
+    match loro.and_then(|_| model.exact_step_obstacle()) {
+        None => Ok(()),
+        Some(ExactStepObstacle { reason, hint }) => {
+            let problem = Problem::new("--optimizer loro", reason);
+            Err(Failure::input(problem.hint("--optimizer adamw").hint(hint)))
+        }
+    }
 }
 
 /// Checks that the rule of predicted tokens suits the model and its sequences.

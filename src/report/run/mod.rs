@@ -1,6 +1,5 @@
 //! Reports of runs.
 
-mod exact_step;
 mod history;
 mod loss_curve;
 mod null;
@@ -10,21 +9,20 @@ use std::path::{Path, PathBuf};
 use narrows_cost_model::Breakdown;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Mesh, Plan, Seconds};
-use narrows_planner::Prediction;
+use narrows_planner::{ExactStepPrediction, Prediction};
 use narrows_runtime::data::Sampler;
 use narrows_runtime::train::{TrainEnd, TrainedStep};
 use narrows_runtime::{GemmDtype, TimeBreakdown, TimeCategory, Trainer};
 use serde::Serialize;
 
 use super::Report;
+use super::exact_step;
 use super::page::{Align, Page};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
 use crate::breakdown;
-use crate::host::cores;
 use crate::text::{mesh_and_schedule, plural, thousands};
 use crate::unit::Unit;
 
-use exact_step::{ExactStepCost, ExactStepHost};
 pub use history::RunHistory;
 pub use null::NullRunReport;
 
@@ -91,7 +89,8 @@ impl RunHeader<'_> {
             ),
         ];
         fields.extend(evaluated.map(|tokens| ("evaluated", tokens)));
-        fields.extend(self.exact_step_cost().map(|cost| ("LORO", cost.text())));
+        fields
+            .extend(prediction.exact_step.as_ref().map(|step| ("LORO", exact_step::phrase(step))));
         fields.extend(self.origin(resumed).map(|origin| ("starts", origin)));
         if let (Some(path), None) = (&training.init_from, resumed) {
             fields.push(("weights", format!("from {}", path.display())));
@@ -99,21 +98,6 @@ impl RunHeader<'_> {
         page.fields(&fields);
         page.heading("Loss");
         page.text()
-    }
-
-    /// Predicted cost of the exact steps of LORO.
-    fn exact_step_cost(&self) -> Option<ExactStepCost> {
-        let RunHeader { model, plan, training, .. } = self;
-        let loro = training.recipe.optimizer.loro?;
-        let host = match &training.process {
-            None => ExactStepHost { threads: cores(), blocks_at_once: 1 },
-            Some(process) => ExactStepHost {
-                threads: cores() * process.launch.world_size
-                    / process.launch.local_world_size.max(1),
-                blocks_at_once: plan.mesh.pipeline,
-            },
-        };
-        Some(ExactStepCost::new(model, loro, host))
     }
 
     /// Start of a run with checkpoints.
@@ -200,9 +184,9 @@ struct PredictedStep {
     tokens_per_s: f64,
     /// Bytes of the arena of each stage.
     peak_memory_bytes: Vec<u64>,
-    /// Cost of the exact steps of LORO, which no other field contains; absent without them.
+    /// Exact steps of LORO, which no other field contains; absent without them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    exact_step: Option<ExactStepCost>,
+    exact_step: Option<ExactStepPrediction>,
 }
 
 impl RunReport {
@@ -249,7 +233,7 @@ impl RunReport {
                 breakdown_s: prediction.breakdown_s,
                 tokens_per_s: prediction.tokens_per_s,
                 peak_memory_bytes: prediction.peak_memory_bytes.clone(),
-                exact_step: header.exact_step_cost(),
+                exact_step: prediction.exact_step.clone(),
             },
             allocated_bytes,
             scratch_bytes,

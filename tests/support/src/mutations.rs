@@ -1,6 +1,7 @@
 //! Mutations of programs: each makes a correct program incorrect, as a careless edit or a wrong lowering
 //! could.
 
+mod exact_steps;
 mod gradients;
 mod overlap;
 
@@ -19,7 +20,7 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 26] = [
+pub const MUTATIONS: [(&str, Mutation); 27] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
@@ -46,6 +47,7 @@ pub const MUTATIONS: [(&str, Mutation); 26] = [
     ("parameter left out of a collective", leave_out_parameter),
     ("gradient not accumulated", gradients::lose_accumulation),
     ("parameter not updated once", gradients::change_parameters),
+    ("exact step of other pairs", exact_steps::change_exact_step),
 ];
 
 /// Stage, phase of a chunk, and index of an instruction in its list.

@@ -1,5 +1,7 @@
 //! Random plans: points drawn from the whole search space, of many models, meshes and workloads.
 
+use std::num::NonZeroU64;
+
 use indexmap::IndexMap;
 use narrows_plan::graph::{
     BlockShape, Grouping, OpId, Segment, ValueId, block_segment, effective_grouping,
@@ -174,6 +176,7 @@ fn draw_context(rng: &mut TestRng) -> Context {
         context_attention: peek_context_attention(rng),
         last_gradient_bucket: peek_bucket_split(rng, 61),
         first_gather_bucket: peek_bucket_split(rng, 59),
+        loro_every: NonZeroU64::new(2).filter(|_| rng.peek_bit(57)),
         ..Context::new(mesh, workload, precision, zero)
     };
     draw_schedule(rng, context)
@@ -317,6 +320,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         overlap_tensor_collectives: context.overlap_tensor_collectives,
         last_gradient_bucket: context.last_gradient_bucket,
         first_gather_bucket: context.first_gather_bucket,
+        loro_every: context.loro_every.filter(|_| model.exact_step_obstacle().is_none()),
         hidden_layout: PlanLayout::from_edge(boundary.hidden)?,
         crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(boundary.latents)?),
         stages,

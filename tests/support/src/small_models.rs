@@ -1,5 +1,7 @@
 //! Small models and contexts for random plans.
 
+use std::num::NonZeroU64;
+
 use narrows_plan::model::{self, Linear, Model};
 use narrows_plan::{Context, Mesh, Precision, Workload};
 
@@ -35,6 +37,7 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
         grad_reduce_dtype: peek_grad_reduce_dtype(rng, precision),
         last_gradient_bucket: peek_bucket_split(rng, 61),
         first_gather_bucket: peek_bucket_split(rng, 59),
+        loro_every: NonZeroU64::new(2),
         overlap_grad_reduce,
         overlap_param_gather: overlap_grad_reduce != overlap_tensor_collectives,
         overlap_tensor_collectives,

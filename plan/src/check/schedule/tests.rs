@@ -46,6 +46,7 @@ fn stage(schedule: &StageSchedule, mesh: &Mesh) -> StageProgram {
         step: vec![],
         gradient_buckets: vec![],
         gather_buckets: vec![],
+        exact_step: Default::default(),
         schedule: schedule.passes(is_deferred),
         arena: Bytes(0),
     };

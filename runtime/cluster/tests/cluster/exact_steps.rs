@@ -23,10 +23,11 @@ fn optimizer(exact_every: u64) -> Optimizer {
     Optimizer { loro: Some(loro), clip_norm: 0.1, ..Optimizer::new(1e-2, 1, 10) }
 }
 
-fn context(mesh: Mesh, zero: Zero) -> Context {
+fn context(mesh: Mesh, zero: Zero, exact_every: u64) -> Context {
     let workload =
         Workload { global_batch: 2 * mesh.replicas(), sequence_length: 8, micro_batch: 2 };
-    Context::new(mesh, workload, Precision::Fp32, zero)
+    let loro_every = NonZeroU64::new(exact_every);
+    Context { loro_every, ..Context::new(mesh, workload, Precision::Fp32, zero) }
 }
 
 #[test]
@@ -41,7 +42,7 @@ fn exact_steps_of_processes_equal_those_of_threads_bit_for_bit() {
         (2, 2, 2, Zero::Two),
     ] {
         let mesh = Mesh { tensor, pipeline, data, context: 1 };
-        let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context(mesh, zero)));
+        let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context(mesh, zero, 2)));
         let plan = plan.expect("a plan");
         let program = program(&plan, &model);
         let mut session = narrows_cpu::session(&model, program.clone(), 1).unwrap();
@@ -68,7 +69,8 @@ fn a_pair_without_a_result_ends_all_processes() {
     let model = model::read("small", MODEL).unwrap();
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1, context: 1 };
     let mut rng = TestRng::new(1);
-    let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context(mesh, Zero::Off))).unwrap();
+    let plan =
+        (0..50).find_map(|_| draw_plan(&mut rng, &model, context(mesh, Zero::Off, 1))).unwrap();
     let program = program(&plan, &model);
     let errors = run_processes(&launches(2), |launch| {
         let group = join(launch, &[1 - launch.rank], TIMEOUTS);

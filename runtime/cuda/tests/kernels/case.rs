@@ -82,6 +82,7 @@ impl KernelCase {
             step: vec![],
             gradient_buckets: vec![],
             gather_buckets: vec![],
+            exact_step: Default::default(),
             schedule: vec![],
             arena: Bytes(0),
         };

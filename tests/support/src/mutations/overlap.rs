@@ -47,7 +47,7 @@ pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<
 }
 
 /// The index of a stage that satisfies a condition.
-fn random_stage(
+pub(super) fn random_stage(
     rng: &mut TestRng,
     program: &Program,
     condition: impl Fn(&StageProgram) -> bool,

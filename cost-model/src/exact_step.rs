@@ -1,0 +1,106 @@
+//! The time of an exact step of LORO, which the hosts of all stages run after the step phase.
+//!
+//! A host serves p threads and one link for each of its devices. With F floating-point operations in the pairs of a device, of
+//! which the largest pair has f, and n bytes:
+//!
+//! ```text
+//! read, write    n / copy bandwidth
+//! sum            2·(g − 1)/g · n / network bandwidth      over a group of g devices
+//! decompose      max(F / p, f) / rate of a thread         of the device with the most work
+//! ```
+//!
+//! Stages run their exact steps at the same time, so that the slowest one counts. The next step follows all of them.
+
+use narrows_plan::program::{HostAction, HostInstr, OwnedPair, Program, StageProgram};
+use narrows_plan::{Bytes, Flops, Seconds};
+
+use crate::Profile;
+use crate::profile::{HostSpec, ProvenanceKind};
+
+/// Predicted exact steps of a program.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExactStepTime {
+    /// Steps from one exact step to the next.
+    pub every: u64,
+    /// Time that an exact step adds to its step.
+    pub time: Seconds,
+    /// Floating-point operations of all hosts.
+    pub flops: Flops,
+    /// Bytes between devices and hosts, of all devices.
+    pub copied: Bytes,
+    /// Provenance of the rates of hosts.
+    pub rates: ProvenanceKind,
+}
+
+impl ExactStepTime {
+    /// The exact steps of a program on a profile; `None` where the optimizer has none.
+    pub fn of(program: &Program, profile: &Profile) -> Option<ExactStepTime> {
+        let every = program.context.loro_every?.get();
+        let host = profile.host();
+        let mesh = &program.context.mesh;
+        let devices = mesh.tensor * mesh.replicas();
+        let stages = || program.stages.iter();
+        let time = stages()
+            .map(|stage| stage_time(stage, &host))
+            .fold(Seconds(0.0), |a, b| if a < b { b } else { a });
+        let pairs = stages().flat_map(|stage| &stage.exact_step.pairs);
+        let flops = Flops(pairs.map(|pair| pair.decomposition_flops().0).sum());
+        let copied: u64 = stages().map(|stage| copied_bytes(stage).0 * devices).sum();
+        Some(ExactStepTime {
+            every,
+            time,
+            flops,
+            copied: Bytes(copied),
+            rates: host.provenance.kind,
+        })
+    }
+
+    /// Time that exact steps add to a step on average.
+    pub fn per_step(&self) -> Seconds {
+        self.time * (1.0 / self.every as f64)
+    }
+}
+
+fn stage_time(stage: &StageProgram, host: &HostSpec) -> Seconds {
+    stage.exact_step.instrs.iter().map(|instr| instr_time(stage, instr, host)).sum()
+}
+
+fn instr_time(stage: &StageProgram, instr: &HostInstr, host: &HostSpec) -> Seconds {
+    let pairs = stage.exact_step.pairs_of(instr);
+    let seconds = match &instr.action {
+        HostAction::Read(_) | HostAction::Write(_) => {
+            instr_copied(stage, instr).as_f64() / host.copy_bytes_per_s
+        }
+        HostAction::SumFactors(group) | HostAction::SumUpdates(group) => {
+            let elements = pairs.iter().map(OwnedPair::elements).sum();
+            let share = 2.0 * (group.size - 1) as f64 / group.size as f64;
+            share * instr.action.summed_bytes(elements).as_f64() / host.network_bytes_per_s
+        }
+        HostAction::Decompose => {
+            let owners = pairs.iter().map(|pair| pair.owner);
+            let work = owners.map(|owner| {
+                let own = pairs.iter().filter(|pair| pair.owner == owner);
+                let flops = own.map(|pair| pair.decomposition_flops().0);
+                let (sum, largest) =
+                    flops.fold((0.0, 0.0_f64), |(sum, max), own| (sum + own, max.max(own)));
+                largest.max(sum / host.threads_per_device as f64)
+            });
+            work.fold(0.0, f64::max) / host.flops_per_s
+        }
+    };
+    Seconds(seconds)
+}
+
+/// Bytes that a device exchanges with its host in the exact step of its stage.
+fn copied_bytes(stage: &StageProgram) -> Bytes {
+    stage.exact_step.instrs.iter().map(|instr| instr_copied(stage, instr)).sum()
+}
+
+fn instr_copied(stage: &StageProgram, instr: &HostInstr) -> Bytes {
+    match &instr.action {
+        HostAction::Read(buffers) | HostAction::Write(buffers) => {
+            buffers.iter().map(|buffer| stage.buffer(*buffer).extent.bytes()).sum()
+        }
+        _ => Bytes(0),
+    }
+}

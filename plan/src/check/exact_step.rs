@@ -1,0 +1,193 @@
+//! Checks of exact steps: every factor pair of a stage is read, summed over all devices, decomposed once, summed again and
+//! written to all of its buffers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use crate::context::Context;
+use crate::mesh::{Axis, DeviceGroup};
+use crate::model::{LinearKind, WeightId, WeightShape};
+use crate::program::{
+    Buffer, BufferId, BufferRole, ExactStep, HostAction, OwnedPair, StageProgram,
+};
+
+use super::error::{CheckFault, CheckResult, ensure, fault};
+
+/// Block and linear of a pair.
+type PairKey = (u64, LinearKind);
+
+/// Contents of host memory for a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum PairState {
+    /// Nothing.
+    Unread,
+    /// Factors and directions, or new factors, still to be summed over these axes.
+    Partial { is_new: bool, axes: Vec<Axis> },
+    /// The device has the new factors.
+    Written,
+}
+
+pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> CheckResult {
+    let ExactStep { pairs, instrs } = &stage.exact_step;
+    if context.loro_every.is_none() {
+        return ensure(pairs.is_empty() && instrs.is_empty(), || {
+            "there is an exact step, but the optimizer has none".into()
+        });
+    }
+    check_pairs(stage, context)?;
+    let divided: Vec<Axis> = [Axis::Tensor, Axis::Data]
+        .into_iter()
+        .filter(|axis| context.axis_size(*axis) > 1)
+        .collect();
+    let mut states = vec![PairState::Unread; pairs.len()];
+    for (index, instr) in instrs.iter().enumerate() {
+        let name = instr.action.name();
+        let Range { start, end } = instr.pairs;
+        ensure(start < end && end <= pairs.len(), || {
+            format!("exact step, {name} {index}: there are no pairs {start} to {end}")
+        })?;
+        let of_instr = &pairs[start..end];
+        match &instr.action {
+            HostAction::Read(buffers) => require_buffers(stage, of_instr, buffers, reads)?,
+            HostAction::Write(buffers) => require_buffers(stage, of_instr, buffers, writes)?,
+            HostAction::SumFactors(group) | HostAction::SumUpdates(group) => {
+                require_group(*group, context)?;
+            }
+            HostAction::Decompose => {}
+        }
+        for (pair, state) in of_instr.iter().zip(&mut states[start..end]) {
+            let next = next_state(&instr.action, state, &divided);
+            let OwnedPair { block, linear, .. } = pair;
+            *state = next.ok_or_else(|| {
+                let problem = format!("layer {block} {linear} is not ready for it: {state:?}");
+                CheckFault { problem: format!("exact step, {name} {index}: {problem}"), hint: None }
+            })?;
+        }
+    }
+    let is_unwritten = |(_, state): &(&OwnedPair, &PairState)| **state != PairState::Written;
+    match pairs.iter().zip(&states).find(is_unwritten) {
+        Some((OwnedPair { block, linear, .. }, _)) => {
+            fault(format!("the exact step does not write the factors of layer {block} {linear}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The state of a pair after an action; `None` where the action may not follow.
+fn next_state(action: &HostAction, state: &PairState, divided: &[Axis]) -> Option<PairState> {
+    let partial = |is_new| PairState::Partial { is_new, axes: divided.to_vec() };
+    let without = |is_new: bool, group: &DeviceGroup| match state {
+        PairState::Partial { is_new: new, axes }
+            if *new == is_new && axes.contains(&group.axis) =>
+        {
+            let axes = axes.iter().copied().filter(|axis| *axis != group.axis).collect();
+            Some(PairState::Partial { is_new, axes })
+        }
+        _ => None,
+    };
+    let is_whole = |is_new: bool| *state == PairState::Partial { is_new, axes: vec![] };
+    match action {
+        HostAction::Read(_) => (*state == PairState::Unread).then(|| partial(false)),
+        HostAction::SumFactors(group) => without(false, group),
+        HostAction::Decompose => is_whole(false).then(|| partial(true)),
+        HostAction::SumUpdates(group) => without(true, group),
+        HostAction::Write(_) => is_whole(true).then_some(PairState::Written),
+    }
+}
+
+/// The pairs of the exact step are those of the stage's weights, each once, and each has an owner.
+fn check_pairs(stage: &StageProgram, context: &Context) -> CheckResult {
+    let mut expected: BTreeMap<PairKey, [Option<WeightShape>; 2]> = BTreeMap::new();
+    for buffer in stage.buffers.iter().filter(|buffer| buffer.role == BufferRole::Weight) {
+        for (key, factor, shape) in factors(buffer) {
+            expected.entry(key).or_default()[factor] = Some(shape);
+        }
+    }
+    let owners = context.mesh.tensor * context.mesh.replicas();
+    let pairs = &stage.exact_step.pairs;
+    for OwnedPair { block, linear, d_in, rank, d_out, owner } in pairs {
+        let name = format!("the pair of layer {block} {linear}");
+        let shapes = expected.remove(&(*block, *linear));
+        let Some([Some(a), Some(b)]) = shapes else {
+            return fault(format!("{name} is not one of the stage, or is listed twice"));
+        };
+        ensure(
+            [a.rows, a.columns] == [*d_in, *rank] && [b.rows, b.columns] == [*rank, *d_out],
+            || {
+                format!(
+                    "{name} is listed with the sizes {d_in}, {rank}, {d_out}, which it does not have"
+                )
+            },
+        )?;
+        ensure(*rank <= *d_in.min(d_out), || format!("{name} has a rank above its width"))?;
+        ensure(*owner < owners, || {
+            format!("{name} belongs to device {owner} of a stage of {owners} devices")
+        })?;
+    }
+    match expected.first_key_value() {
+        Some(((block, linear), _)) => {
+            fault(format!("the exact step leaves out the pair of layer {block} {linear}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The factors in a buffer: pair, 0 for A and 1 for B, and shape.
+fn factors(buffer: &Buffer) -> impl Iterator<Item = (PairKey, usize, WeightShape)> {
+    let shard = buffer.shard.as_ref();
+    let block = shard.and_then(|shard| shard.block);
+    let members = shard.map_or(&[][..], |shard| &shard.members);
+    members.iter().filter_map(move |shape| match shape.weight {
+        WeightId::FactorA(linear) => Some(((block?, linear), 0, *shape)),
+        WeightId::FactorB(linear) => Some(((block?, linear), 1, *shape)),
+        _ => None,
+    })
+}
+
+/// Whether an exact step reads buffers of a role: moments, and the weights in fp32.
+fn reads(role: BufferRole, has_masters: bool) -> bool {
+    match role {
+        BufferRole::Weight => !has_masters,
+        role => role.is_optimizer_state(),
+    }
+}
+
+/// Whether an exact step writes buffers of a role: weights in each format.
+fn writes(role: BufferRole, _has_masters: bool) -> bool {
+    matches!(role, BufferRole::Weight | BufferRole::MasterWeight)
+}
+
+/// Buffers of an instruction are all those that hold factors of its pairs in a role that it accesses, and no others.
+fn require_buffers(
+    stage: &StageProgram,
+    pairs: &[OwnedPair],
+    buffers: &[BufferId],
+    accesses: impl Fn(BufferRole, bool) -> bool,
+) -> CheckResult {
+    let keys: BTreeSet<PairKey> = pairs.iter().map(|pair| (pair.block, pair.linear)).collect();
+    let has_masters = stage.buffers.iter().any(|buffer| buffer.role == BufferRole::MasterWeight);
+    let listed: BTreeSet<BufferId> = buffers.iter().copied().collect();
+    for (id, buffer) in (0..).map(BufferId).zip(&stage.buffers) {
+        let holds = accesses(buffer.role, has_masters)
+            && factors(buffer).any(|(key, ..)| keys.contains(&key));
+        ensure(holds == listed.contains(&id), || {
+            let needs = if holds { "needs" } else { "may not access" };
+            format!("an exact step {needs} `{}`", buffer.name)
+        })?;
+    }
+    ensure(
+        listed.len() == buffers.len()
+            && listed.last() < Some(&BufferId(stage.buffers.len() as u32)),
+        || "an exact step lists a buffer twice, or one that does not exist".into(),
+    )
+}
+
+fn require_group(group: DeviceGroup, context: &Context) -> CheckResult {
+    ensure(group == context.mesh.group(group.axis), || {
+        format!(
+            "an exact step sums over a group of {} devices of the {} axis",
+            group.size,
+            group.axis.name()
+        )
+    })
+}
