@@ -87,6 +87,7 @@ fn instr_time(stage: &StageProgram, instr: &HostInstr, host: &HostSpec) -> Secon
             });
             work.fold(0.0, f64::max) / host.flops_per_s
         }
+        HostAction::Keep | HostAction::Place => 0.0,
     };
     Seconds(seconds)
 }

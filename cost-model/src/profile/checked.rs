@@ -88,8 +88,9 @@ impl Profile {
     /// The processors that serve a device; assumed where the profile states none: eight threads for a GPU, and the device's own
     /// for a device of threads.
     pub fn host(&self) -> HostSpec {
-        let threads = if self.file.has_gpus() { 8 } else { self.file.device.compute_units };
-        self.file.host.clone().unwrap_or_else(|| HostSpec::assumed(threads.into()))
+        let has_gpus = self.file.has_gpus();
+        let threads = if has_gpus { 8 } else { self.file.device.compute_units };
+        self.file.host.clone().unwrap_or_else(|| HostSpec::assumed(threads.into(), has_gpus))
     }
 
     /// SHA-256, in hex, of all fields that a price depends on. Names, descriptions and provenance are left out, so

@@ -400,13 +400,14 @@ pub struct HostSpec {
 }
 
 impl HostSpec {
-    /// The host of a profile that states none, whose devices are GPUs or threads.
-    pub(super) fn assumed(threads_per_device: u64) -> HostSpec {
+    /// The host of a profile that states none.
+    pub(super) fn assumed(threads_per_device: u64, has_gpus: bool) -> HostSpec {
         HostSpec {
             threads_per_device,
             flops_per_s: 1e10,
             copy_bytes_per_s: 1e10,
-            network_bytes_per_s: 1e9,
+            // Devices that are threads share the memory of their host.
+            network_bytes_per_s: if has_gpus { 1e9 } else { 1e10 },
             provenance: Provenance {
                 kind: ProvenanceKind::Assumed,
                 source: "a core of an AMD EPYC reaches 17e9 FLOP/s in decompositions of a pair with 512 features and rank 128, \

@@ -11,7 +11,7 @@ use crate::program::{
     Buffer, BufferId, BufferRole, ExactStep, HostAction, OwnedPair, StageProgram,
 };
 
-use super::error::{CheckFault, CheckResult, ensure, fault};
+use super::error::{CheckResult, ensure, fault};
 
 /// Block and linear of a pair.
 type PairKey = (u64, LinearKind);
@@ -21,9 +21,15 @@ type PairKey = (u64, LinearKind);
 enum PairState {
     /// Nothing.
     Unread,
-    /// Factors and directions, or new factors, still to be summed over these axes.
-    Partial { is_new: bool, axes: Vec<Axis> },
-    /// The device has the new factors.
+    /// Factors and directions in a transfer, still to be summed over these axes.
+    Factors(Vec<Axis>),
+    /// The owner has the factors.
+    Kept,
+    /// The owner has the new factors.
+    Decomposed,
+    /// New factors in a transfer, still to be summed over these axes.
+    Updates(Vec<Axis>),
+    /// The devices have the new factors.
     Written,
 }
 
@@ -40,12 +46,15 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
         .filter(|axis| context.axis_size(*axis) > 1)
         .collect();
     let mut states = vec![PairState::Unread; pairs.len()];
+    let mut transfer: Option<Range<usize>> = None;
     for (index, instr) in instrs.iter().enumerate() {
-        let name = instr.action.name();
+        let in_instr = |problem: String| {
+            fault(format!("exact step, {} {index}: {problem}", instr.action.name()))
+        };
         let Range { start, end } = instr.pairs;
-        ensure(start < end && end <= pairs.len(), || {
-            format!("exact step, {name} {index}: there are no pairs {start} to {end}")
-        })?;
+        if start >= end || end > pairs.len() {
+            return in_instr(format!("there are no pairs {start} to {end}"));
+        }
         let of_instr = &pairs[start..end];
         match &instr.action {
             HostAction::Read(buffers) => require_buffers(stage, of_instr, buffers, reads)?,
@@ -53,15 +62,28 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
             HostAction::SumFactors(group) | HostAction::SumUpdates(group) => {
                 require_group(*group, context)?;
             }
-            HostAction::Decompose => {}
+            HostAction::Keep | HostAction::Decompose | HostAction::Place => {}
         }
-        for (pair, state) in of_instr.iter().zip(&mut states[start..end]) {
-            let next = next_state(&instr.action, state, &divided);
-            let OwnedPair { block, linear, .. } = pair;
-            *state = next.ok_or_else(|| {
-                let problem = format!("layer {block} {linear} is not ready for it: {state:?}");
-                CheckFault { problem: format!("exact step, {name} {index}: {problem}"), hint: None }
-            })?;
+        let expected = match &instr.action {
+            HostAction::Read(_) | HostAction::Place | HostAction::Decompose => None,
+            _ => Some(instr.pairs.clone()),
+        };
+        if transfer != expected {
+            return in_instr(
+                "a host holds one transfer at a time, whose pairs these are not".into(),
+            );
+        }
+        transfer = match &instr.action {
+            HostAction::Read(_) | HostAction::Place => Some(instr.pairs.clone()),
+            HostAction::Keep | HostAction::Write(_) => None,
+            _ => transfer,
+        };
+        for (OwnedPair { block, linear, .. }, state) in of_instr.iter().zip(&mut states[start..end])
+        {
+            match next_state(&instr.action, state, &divided) {
+                Some(next) => *state = next,
+                None => return in_instr(format!("layer {block} {linear} is not ready: {state:?}")),
+            }
         }
     }
     let is_unwritten = |(_, state): &(&OwnedPair, &PairState)| **state != PairState::Written;
@@ -75,24 +97,24 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
 
 /// The state of a pair after an action; `None` where the action may not follow.
 fn next_state(action: &HostAction, state: &PairState, divided: &[Axis]) -> Option<PairState> {
-    let partial = |is_new| PairState::Partial { is_new, axes: divided.to_vec() };
-    let without = |is_new: bool, group: &DeviceGroup| match state {
-        PairState::Partial { is_new: new, axes }
-            if *new == is_new && axes.contains(&group.axis) =>
-        {
-            let axes = axes.iter().copied().filter(|axis| *axis != group.axis).collect();
-            Some(PairState::Partial { is_new, axes })
-        }
-        _ => None,
+    let without = |axes: &[Axis], group: &DeviceGroup| -> Option<Vec<Axis>> {
+        let others = axes.iter().copied().filter(|axis| *axis != group.axis);
+        axes.contains(&group.axis).then(|| others.collect())
     };
-    let is_whole = |is_new: bool| *state == PairState::Partial { is_new, axes: vec![] };
-    match action {
-        HostAction::Read(_) => (*state == PairState::Unread).then(|| partial(false)),
-        HostAction::SumFactors(group) => without(false, group),
-        HostAction::Decompose => is_whole(false).then(|| partial(true)),
-        HostAction::SumUpdates(group) => without(true, group),
-        HostAction::Write(_) => is_whole(true).then_some(PairState::Written),
-    }
+    Some(match (action, state) {
+        (HostAction::Read(_), PairState::Unread) => PairState::Factors(divided.to_vec()),
+        (HostAction::SumFactors(group), PairState::Factors(axes)) => {
+            PairState::Factors(without(axes, group)?)
+        }
+        (HostAction::Keep, PairState::Factors(axes)) if axes.is_empty() => PairState::Kept,
+        (HostAction::Decompose, PairState::Kept) => PairState::Decomposed,
+        (HostAction::Place, PairState::Decomposed) => PairState::Updates(divided.to_vec()),
+        (HostAction::SumUpdates(group), PairState::Updates(axes)) => {
+            PairState::Updates(without(axes, group)?)
+        }
+        (HostAction::Write(_), PairState::Updates(axes)) if axes.is_empty() => PairState::Written,
+        _ => return None,
+    })
 }
 
 /// The pairs of the exact step are those of the stage's weights, each once, and each has an owner.

@@ -1,17 +1,17 @@
-//! The exact step of LORO: the factor pairs of a stage in rounds.
+//! The exact step of LORO: the factor pairs of a stage, with the transfers of each block.
 
 use crate::emit::OperandSlot;
 use crate::graph::OpId;
-use crate::mesh::Axis;
+use crate::mesh::{Axis, DeviceGroup};
 use crate::model::{LinearKind, WeightId, WeightShape};
 use crate::program::{BufferId, HostAction, HostInstr, OwnedPair};
 use crate::strategy::OpParameters;
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
-/// Pairs of consecutive blocks, with the buffers of their factors.
+/// The pairs of a block, with the buffers of their factors.
 #[derive(Default)]
-struct Round {
+struct BlockPairs {
     pairs: Vec<OwnedPair>,
     read: Vec<BufferId>,
     written: Vec<BufferId>,
@@ -25,19 +25,25 @@ impl StageLowering<'_> {
             return;
         }
         let owners = context.mesh.tensor * context.mesh.replicas();
-        let mut round = Round::default();
+        let mut blocks: Vec<BlockPairs> = vec![];
         for site in sites {
-            self.add_factors(site, &mut round);
-            if round.pairs.len() as u64 >= owners {
-                self.push_round(std::mem::take(&mut round), owners);
+            if let Some(block) = self.pairs_of_block(site) {
+                blocks.push(block);
+            }
+            if blocks.iter().map(|block| block.pairs.len() as u64).sum::<u64>() >= owners {
+                self.push_exact_step(std::mem::take(&mut blocks));
             }
         }
-        self.push_round(round, owners);
+        self.push_exact_step(blocks);
+        for (index, pair) in (0..).zip(&mut self.program.exact_step.pairs) {
+            pair.owner = index % owners;
+        }
     }
 
-    /// Adds the factor pairs of a block to a round.
-    fn add_factors(&self, site: &SegmentSite, round: &mut Round) {
-        let Some(block) = site.block else { return };
+    /// The pairs of a block, which have no owner yet; `None` for a segment without pairs.
+    fn pairs_of_block(&self, site: &SegmentSite) -> Option<BlockPairs> {
+        let block = site.block?;
+        let mut found = BlockPairs::default();
         let mut shapes: Vec<WeightShape> = vec![];
         for op in site.plan.segment.op_ids() {
             let Some(OpParameters { members, .. }) = self.parameters(*site, op) else { continue };
@@ -45,7 +51,7 @@ impl StageLowering<'_> {
             let before = shapes.len();
             shapes.extend(factors.copied());
             if shapes.len() > before {
-                self.add_buffers(site, op, round);
+                self.add_buffers(site, op, &mut found);
             }
         }
         for a in &shapes {
@@ -54,46 +60,48 @@ impl StageLowering<'_> {
             let Some(b) = shapes.iter().find(is_other) else { continue };
             let WeightShape { rows: d_in, columns: rank, .. } = *a;
             let pair = OwnedPair { block, linear, d_in, rank, d_out: b.columns, owner: 0 };
-            round.pairs.push(pair);
+            found.pairs.push(pair);
         }
+        (!found.pairs.is_empty()).then_some(found)
     }
 
     /// Adds the buffers of the weights of an op: the moments and the fp32 weights, or their master copies, are read; weights
     /// and master copies are written.
-    fn add_buffers(&self, site: &SegmentSite, op: OpId, round: &mut Round) {
+    fn add_buffers(&self, site: &SegmentSite, op: OpId, block: &mut BlockPairs) {
         let buffer = |slot| self.buffers.get(&BufferKey::Parameter(site.instance, op, slot));
         let weight = buffer(OperandSlot::Weight(0));
         let master = buffer(OperandSlot::Master(0));
         let moments = [OperandSlot::FirstMoment(0), OperandSlot::SecondMoment(0)].map(buffer);
-        round.read.extend(master.or(weight));
-        round.read.extend(moments.into_iter().flatten());
-        round.written.extend([weight, master].into_iter().flatten());
+        block.read.extend(master.or(weight));
+        block.read.extend(moments.into_iter().flatten());
+        block.written.extend([weight, master].into_iter().flatten());
     }
 
-    fn push_round(&mut self, round: Round, owners: u64) {
-        let Round { pairs, read, written } = round;
-        if pairs.is_empty() {
-            return;
-        }
+    /// Decomposes the pairs of these blocks at once.
+    fn push_exact_step(&mut self, blocks: Vec<BlockPairs>) {
         let mesh = self.plan.context.mesh;
         let axes = [Axis::Tensor, Axis::Data].map(|axis| mesh.group(axis));
-        let groups = axes.iter().filter(|group| group.size > 1);
-        let actions = [HostAction::Read(read)]
-            .into_iter()
-            .chain(groups.clone().map(|group| HostAction::SumFactors(*group)))
-            .chain([HostAction::Decompose])
-            .chain(groups.map(|group| HostAction::SumUpdates(*group)))
-            .chain([HostAction::Write(written)]);
+        let groups: Vec<DeviceGroup> = axes.into_iter().filter(|group| group.size > 1).collect();
         let exact_step = &mut self.program.exact_step;
-        let start = exact_step.pairs.len();
-        let owned = (start as u64..).zip(pairs).map(|(index, pair)| {
-            let owner = index % owners;
-            OwnedPair { owner, ..pair }
-        });
-        exact_step.pairs.extend(owned);
-        let pairs = start..exact_step.pairs.len();
-        let instr = |action| HostInstr { action, pairs: pairs.clone() };
-        exact_step.instrs.extend(actions.map(instr));
+        let first = exact_step.pairs.len();
+        let mut writes = vec![];
+        for BlockPairs { pairs: of_block, read, written } in blocks {
+            let start = exact_step.pairs.len();
+            exact_step.pairs.extend(of_block);
+            let pairs = start..exact_step.pairs.len();
+            let instr = |action| HostInstr { action, pairs: pairs.clone() };
+            exact_step.instrs.push(instr(HostAction::Read(read)));
+            exact_step.instrs.extend(groups.iter().map(|g| instr(HostAction::SumFactors(*g))));
+            exact_step.instrs.push(instr(HostAction::Keep));
+            writes.push(instr(HostAction::Place));
+            writes.extend(groups.iter().map(|group| instr(HostAction::SumUpdates(*group))));
+            writes.push(instr(HostAction::Write(written)));
+        }
+        let pairs = first..exact_step.pairs.len();
+        if !pairs.is_empty() {
+            exact_step.instrs.push(HostInstr { action: HostAction::Decompose, pairs });
+            exact_step.instrs.extend(writes);
+        }
     }
 }
 

@@ -1,18 +1,21 @@
 //! The part of an exact step of LORO that the hosts of a stage run, after its step phase.
 //!
 //! The step phase of every step updates the moments of all weights; in an exact step it leaves the factors as they are. The
-//! host of each device then runs these instructions, in order, on *rounds* of factor pairs:
+//! host of each device then runs these instructions, in order. Each pair of a stage belongs to one device, so that the
+//! decompositions are spread over all devices of the stage. Factors travel in *transfers* of one block, of which a host holds one at
+//! a time; it holds the factors of its own pairs until they are decomposed.
 //!
-//! | instruction | host memory after it |
+//! | instruction | what the host of a device does |
 //! |---|---|
-//! | `Read` | the elements of the round's factors, and of the directions in which AdamW would change them, that this device provides; zero elsewhere. Each element is provided by one device of the stage |
-//! | `SumFactors`, over each axis that divides the stage | the whole factors and directions |
-//! | `Decompose` | the new factors of the pairs that this device owns, zero for the others |
-//! | `SumUpdates`, over the same axes | the new factors of all pairs |
-//! | `Write` | written to the weights and master copies of the device |
+//! | `Read` | begins a transfer: the elements of factors that this device provides, and the directions in which AdamW would change them; zero elsewhere. Each element is provided by one device of the stage |
+//! | `SumFactors`, over each axis that divides the stage | adds the transfers of all members, which makes the factors whole |
+//! | `Keep` | keeps the factors of own pairs, and ends the transfer |
+//! | `Decompose` | computes the new factors of own pairs |
+//! | `Place` | begins a transfer: the new factors of own pairs; zero for the others |
+//! | `SumUpdates`, over the same axes | adds the transfers of all members |
+//! | `Write` | writes the new factors to the weights and master copies of the device, and ends the transfer |
 //!
-//! Each pair of a stage belongs to one device, in turn, so that the decompositions are spread over all devices of the
-//! stage. A round has whole blocks, and at least as many pairs as devices, where the stage has as many.
+//! A stage decomposes as many blocks at once as give each device a pair.
 
 use std::ops::Range;
 
@@ -48,7 +51,7 @@ pub struct OwnedPair {
     pub owner: u64,
 }
 
-/// An instruction of a host on a round of pairs.
+/// An instruction of a host on consecutive pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInstr {
     /// The operation.
@@ -60,15 +63,19 @@ pub struct HostInstr {
 /// Operation of a [`HostInstr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostAction {
-    /// Reads the parts of factors and moments that this device provides, from these buffers.
+    /// Begins a transfer with the parts of factors and moments that this device provides, from these buffers.
     Read(Vec<BufferId>),
     /// Adds the factors and directions of all members of a group.
     SumFactors(DeviceGroup),
+    /// Ends a transfer: keeps the factors of own pairs.
+    Keep,
     /// Computes the new factors of own pairs.
     Decompose,
+    /// Begins a transfer with the new factors of own pairs.
+    Place,
     /// Adds the new factors of all members of a group.
     SumUpdates(DeviceGroup),
-    /// Writes the new factors to these buffers.
+    /// Ends a transfer: writes the new factors to these buffers.
     Write(Vec<BufferId>),
 }
 
@@ -115,7 +122,9 @@ impl HostAction {
         match self {
             HostAction::Read(_) => "read",
             HostAction::SumFactors(_) => "sum_factors",
+            HostAction::Keep => "keep",
             HostAction::Decompose => "decompose",
+            HostAction::Place => "place",
             HostAction::SumUpdates(_) => "sum_updates",
             HostAction::Write(_) => "write",
         }
@@ -126,7 +135,7 @@ impl HostAction {
         let tensors = match self {
             HostAction::SumFactors(_) => 2,
             HostAction::SumUpdates(_) => 1,
-            HostAction::Read(_) | HostAction::Decompose | HostAction::Write(_) => 0,
+            _ => 0,
         };
         DType::F32.bytes(tensors * elements)
     }

@@ -4,7 +4,8 @@
 //! decomposes all pairs. In the second it adds what each process holds; every element has one term that is not zero, so that the
 //! bits do not depend on the number of processes. New factors are stored as a checkpoint is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use narrows_plan::Axis;
 use narrows_plan::model::{ParameterId, WeightId};
@@ -23,13 +24,16 @@ use crate::optimizer::{Optimizer, StepCoefficients};
 use crate::process_group::{CollectiveOperands, GroupScope, StorageUse};
 use crate::report::DeviceId;
 
-/// Host memory of a process for a round of pairs: A of each pair, then its B, one pair after the other.
+/// Host memory of a process.
 #[derive(Default)]
-struct Round {
-    weights: Vec<f32>,
-    /// Directions in which AdamW would change the weights.
-    directions: Vec<f32>,
-    updates: Vec<f32>,
+struct HostMemory {
+    /// Tensors of the transfer: A of each pair, then its B, one pair after the other. Factors and directions, or new
+    /// factors alone.
+    transfer: Vec<Vec<f32>>,
+    /// Factors and directions of own pairs, by their index in the stage.
+    kept: BTreeMap<usize, [Vec<f32>; 2]>,
+    /// New factors of own pairs, by their index in the stage.
+    updates: BTreeMap<usize, Vec<f32>>,
 }
 
 impl ModelProgram {
@@ -102,24 +106,39 @@ impl Session {
             self.devices().map(|device| DeviceId(device).stage(&mesh)).collect();
         for stage in own_stages {
             let exact_step = &program.program().stages[stage].exact_step;
-            let mut round = Round::default();
+            let mut memory = HostMemory::default();
             for instr in &exact_step.instrs {
                 let pairs = exact_step.pairs_of(instr);
                 match &instr.action {
                     HostAction::Read(buffers) => {
-                        round = self.read_round(stage, pairs, buffers, coefficients)?;
+                        memory.transfer = self.read_factors(stage, pairs, buffers, coefficients)?;
                     }
-                    HostAction::SumFactors(group) => {
-                        self.sum(group.axis, &mut [&mut round.weights, &mut round.directions])?;
+                    HostAction::SumFactors(group) | HostAction::SumUpdates(group) => {
+                        self.sum(group.axis, &mut memory.transfer)?;
+                    }
+                    HostAction::Keep => {
+                        let [weights, directions] = &memory.transfer[..] else { continue };
+                        for (index, range) in self.own_pairs(instr.pairs.start, pairs) {
+                            let kept = [weights, directions].map(|all| all[range.clone()].to_vec());
+                            memory.kept.insert(index, kept);
+                        }
                     }
                     HostAction::Decompose => {
-                        round.updates = self.decompose(pairs, &round, (coefficients, step))?;
+                        let kept = std::mem::take(&mut memory.kept);
+                        memory.updates = decompose(&exact_step.pairs, kept, (coefficients, step))?;
                     }
-                    HostAction::SumUpdates(group) => {
-                        self.sum(group.axis, &mut [&mut round.updates])?;
+                    HostAction::Place => {
+                        let mut placed = vec![0.0; elements_of(pairs)];
+                        for (index, range) in self.own_pairs(instr.pairs.start, pairs) {
+                            if let Some(update) = memory.updates.remove(&index) {
+                                placed[range].copy_from_slice(&update);
+                            }
+                        }
+                        memory.transfer = vec![placed];
                     }
                     HostAction::Write(_) => {
-                        let whole = whole_factors(pairs, &round.updates);
+                        let [updates] = &memory.transfer[..] else { continue };
+                        let whole = whole_factors(pairs, updates);
                         self.load_tensors(TensorKind::Weights, &whole)?;
                     }
                 }
@@ -144,91 +163,64 @@ impl Session {
         Ok(())
     }
 
-    /// The elements of a round that the devices of this process provide.
-    fn read_round(
+    /// Factors and directions in which AdamW would change them, as far as the devices of this process provide them.
+    fn read_factors(
         &self,
         stage: usize,
         pairs: &[OwnedPair],
         buffers: &[BufferId],
         coefficients: &StepCoefficients,
-    ) -> Result<Round, RunError> {
+    ) -> Result<Vec<Vec<f32>>, RunError> {
         let program = self.program.program();
         let is_read = |buffer: &Buffer| {
             buffers.iter().any(|id| std::ptr::eq(program.stages[stage].buffer(*id), buffer))
         };
         let read = |kind| {
             let local = local_tensors_of(&self.program, &*self.engine, kind, is_read)?;
-            let mut round = vec![];
-            for pair in pairs {
-                for (id, elements) in factors_of(pair) {
-                    match local.get(&id) {
-                        Some(tensor) => round.extend_from_slice(tensor),
-                        None => round.resize(round.len() + elements, 0.0),
-                    }
+            let mut all = Vec::with_capacity(elements_of(pairs));
+            for (id, elements) in pairs.iter().flat_map(factors_of) {
+                match local.get(&id) {
+                    Some(tensor) => all.extend_from_slice(tensor),
+                    None => all.resize(all.len() + elements, 0.0),
                 }
             }
-            Ok::<_, RunError>(round)
+            Ok::<Vec<f32>, RunError>(all)
         };
-        let [weights, first, second] =
-            [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments].map(read);
-        let (mut directions, second) = (first?, second?);
+        let weights = read(TensorKind::Weights)?;
+        let mut directions = read(TensorKind::FirstMoments)?;
+        let second = read(TensorKind::SecondMoments)?;
         directions.par_iter_mut().zip(second).for_each(|(first, second)| {
             // Zero for the elements that other devices provide, whose moments are zero.
             if *first != 0.0 {
                 *first = coefficients.direction(f64::from(*first), f64::from(second)) as f32;
             }
         });
-        Ok(Round { weights: weights?, directions, updates: vec![] })
+        Ok(vec![weights, directions])
     }
 
-    /// The new factors of the pairs that the devices of this process own; zero for the others.
-    fn decompose(
+    /// The pairs of consecutive ones, of which the first has this index, that devices of this process own: index and elements.
+    fn own_pairs<'a>(
         &self,
-        pairs: &[OwnedPair],
-        Round { weights, directions, .. }: &Round,
-        (coefficients, step): (&StepCoefficients, u64),
-    ) -> Result<Vec<f32>, RunError> {
+        first: usize,
+        pairs: &'a [OwnedPair],
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<'a> {
         let own_index = self.process_group().map(|group| {
             let mesh = self.program().context.mesh;
             MeshCoordinates::of_device(group.rank(), &mesh).pipeline_index(&mesh)
         });
-        let starts: Vec<usize> = pairs
-            .iter()
-            .scan(0, |next, pair| {
-                *next += pair.elements() as usize;
-                Some(*next - pair.elements() as usize)
-            })
-            .collect();
-        let of_pair = |(pair, start): (&OwnedPair, &usize)| {
-            if own_index.is_some_and(|index| index != pair.owner) {
-                return Ok(vec![0.0; pair.elements() as usize]);
-            }
-            let OwnedPair { block, linear, d_in, rank, d_out, .. } = *pair;
-            let [d_in, rank, d_out] = [d_in, rank, d_out].map(|size| size as usize);
-            let factor = |start: usize, count: usize| {
-                let elements = start..start + count;
-                let in_f64 = |tensor: &[f32]| tensor.iter().map(|x| f64::from(*x)).collect();
-                FactorStep {
-                    weights: in_f64(&weights[elements.clone()]),
-                    direction: in_f64(&directions[elements]),
-                }
-            };
-            let a = factor(*start, d_in * rank);
-            let b = factor(start + d_in * rank, rank * d_out);
-            let shape = PairShape { d_in, rank, d_out };
-            let [a, b] =
-                exact_step(shape, &a, &b, coefficients.learning_rate).map_err(|fault| {
-                    RunError::ExactStep { step, linear: format!("layer {block} {linear}"), fault }
-                })?;
-            Ok(a.into_iter().chain(b).map(|x| x as f32).collect())
+        let starts = pairs.iter().scan(0, |next, pair| {
+            *next += pair.elements() as usize;
+            Some(*next - pair.elements() as usize)
+        });
+        let owned = move |(index, (pair, start)): (usize, (&OwnedPair, usize))| {
+            let is_own = own_index.is_none_or(|own| own == pair.owner);
+            is_own.then(|| (index, start..start + pair.elements() as usize))
         };
-        let updates: Result<Vec<Vec<f32>>, RunError> =
-            pairs.par_iter().zip(&starts).map(of_pair).collect();
-        Ok(updates?.concat())
+        (first..).zip(pairs.iter().zip(starts)).filter_map(owned)
     }
 
     /// Adds the elements of the processes along an axis.
-    fn sum(&self, axis: Axis, tensors: &mut [&mut Vec<f32>]) -> Result<(), RunError> {
+    fn sum(&self, axis: Axis, tensors: &mut [Vec<f32>]) -> Result<(), RunError> {
         let Some(group) = self.process_group() else { return Ok(()) };
         let mesh = self.program().context.mesh;
         let own = MeshCoordinates::of_device(group.rank(), &mesh);
@@ -244,6 +236,35 @@ impl Session {
     }
 }
 
+/// The new factors of pairs of a stage, by their index.
+fn decompose(
+    pairs: &[OwnedPair],
+    kept: BTreeMap<usize, [Vec<f32>; 2]>,
+    (coefficients, step): (&StepCoefficients, u64),
+) -> Result<BTreeMap<usize, Vec<f32>>, RunError> {
+    let of_pair = |(index, [weights, directions]): (usize, [Vec<f32>; 2])| {
+        let OwnedPair { block, linear, d_in, rank, d_out, .. } = pairs[index];
+        let [d_in, rank, d_out] = [d_in, rank, d_out].map(|size| size as usize);
+        let in_f64 = |elements: &[f32]| elements.iter().map(|x| f64::from(*x)).collect();
+        let factor = |range: Range<usize>| FactorStep {
+            weights: in_f64(&weights[range.clone()]),
+            direction: in_f64(&directions[range]),
+        };
+        let (a, b) = (factor(0..d_in * rank), factor(d_in * rank..weights.len()));
+        let shape = PairShape { d_in, rank, d_out };
+        let [a, b] = exact_step(shape, &a, &b, coefficients.learning_rate).map_err(|fault| {
+            RunError::ExactStep { step, linear: format!("layer {block} {linear}"), fault }
+        })?;
+        Ok((index, a.into_iter().chain(b).map(|x| x as f32).collect()))
+    };
+    kept.into_par_iter().map(of_pair).collect()
+}
+
+/// Elements of both factors of pairs.
+fn elements_of(pairs: &[OwnedPair]) -> usize {
+    pairs.iter().map(|pair| pair.elements() as usize).sum()
+}
+
 /// The factors of a pair with their elements: A and B.
 fn factors_of(pair: &OwnedPair) -> [(ParameterId, usize); 2] {
     let id = |weight| ParameterId { block: Some(pair.block), weight };
@@ -253,7 +274,7 @@ fn factors_of(pair: &OwnedPair) -> [(ParameterId, usize); 2] {
     ]
 }
 
-/// The factors of a round as tensors.
+/// The factors of a transfer as tensors.
 fn whole_factors(pairs: &[OwnedPair], mut elements: &[f32]) -> ModelTensors {
     let mut whole = ModelTensors::new();
     for (id, count) in pairs.iter().flat_map(factors_of) {

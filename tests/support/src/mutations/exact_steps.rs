@@ -32,7 +32,7 @@ pub(super) fn change_exact_step(rng: &mut TestRng, program: &mut Program) -> Opt
                 buffers.swap_remove(rng.below(buffers.len()));
             }
             HostAction::SumFactors(group) | HostAction::SumUpdates(group) => group.size += 1,
-            HostAction::Decompose => return None,
+            HostAction::Keep | HostAction::Decompose | HostAction::Place => return None,
         },
         5 => exact_step.pairs[pair].owner = owners,
         6 => exact_step.pairs[pair].d_in += 1,
