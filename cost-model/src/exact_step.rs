@@ -11,8 +11,9 @@
 //!
 //! Stages run their exact steps at the same time, so that the slowest one counts. The next step follows all of them.
 
+use narrows_plan::model::{Linear, Model};
 use narrows_plan::program::{HostAction, HostInstr, OwnedPair, Program, StageProgram};
-use narrows_plan::{Bytes, Flops, Seconds};
+use narrows_plan::{Axis, Bytes, Context, Flops, Seconds};
 
 use crate::Profile;
 use crate::profile::{HostSpec, ProvenanceKind};
@@ -61,6 +62,55 @@ impl ExactStepTime {
     }
 }
 
+/// Work of the exact steps of a model under any plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExactStepWork {
+    flops: f64,
+    elements: u64,
+}
+
+impl ExactStepWork {
+    /// The work of all factor pairs of a model.
+    pub fn of(model: &Model) -> ExactStepWork {
+        let linears = model.blocks.iter().zip(0..).flat_map(|(block, layer)| {
+            block.linears().into_iter().filter_map(move |(kind, linear)| {
+                let Linear { d_in, d_out, .. } = *linear;
+                let (block, rank) = (layer, linear.rank()?);
+                Some(OwnedPair { block, linear: kind, d_in, rank, d_out, owner: 0 })
+            })
+        });
+        let add = |work: ExactStepWork, pair: OwnedPair| ExactStepWork {
+            flops: work.flops + pair.decomposition_flops().0,
+            elements: work.elements + pair.elements(),
+        };
+        linears.fold(ExactStepWork { flops: 0.0, elements: 0 }, add)
+    }
+
+    /// A lower bound on the time that exact steps add to a step on average, under all plans of a context: every thread
+    /// decomposes, and stages have equal parts. Copies are not counted.
+    pub fn least_per_step(&self, context: &Context, profile: &Profile) -> Seconds {
+        let Some(every) = context.loro_every else { return Seconds(0.0) };
+        let (host, mesh) = (profile.host(), &context.mesh);
+        let threads = mesh.tensor * mesh.replicas() * host.threads_per_device;
+        let decomposed = self.flops / (threads as f64 * host.flops_per_s);
+        let groups = [Axis::Tensor, Axis::Data].map(|axis| mesh.group(axis));
+        let sums = groups
+            .iter()
+            .flat_map(|group| [HostAction::SumFactors(*group), HostAction::SumUpdates(*group)]);
+        let summed: f64 = sums.map(|action| sum_s(&action, self.elements, &host)).sum();
+        Seconds((decomposed + summed) / (mesh.pipeline * every.get()) as f64)
+    }
+}
+
+/// Seconds of a sum on pairs with so many elements; zero for other actions.
+fn sum_s(action: &HostAction, elements: u64, host: &HostSpec) -> f64 {
+    let (HostAction::SumFactors(group) | HostAction::SumUpdates(group)) = action else {
+        return 0.0;
+    };
+    let share = 2.0 * (group.size - 1) as f64 / group.size as f64;
+    share * action.summed_bytes(elements).as_f64() / host.network_bytes_per_s
+}
+
 fn stage_time(stage: &StageProgram, host: &HostSpec) -> Seconds {
     stage.exact_step.instrs.iter().map(|instr| instr_time(stage, instr, host)).sum()
 }
@@ -71,10 +121,8 @@ fn instr_time(stage: &StageProgram, instr: &HostInstr, host: &HostSpec) -> Secon
         HostAction::Read(_) | HostAction::Write(_) => {
             instr_copied(stage, instr).as_f64() / host.copy_bytes_per_s
         }
-        HostAction::SumFactors(group) | HostAction::SumUpdates(group) => {
-            let elements = pairs.iter().map(OwnedPair::elements).sum();
-            let share = 2.0 * (group.size - 1) as f64 / group.size as f64;
-            share * instr.action.summed_bytes(elements).as_f64() / host.network_bytes_per_s
+        HostAction::SumFactors(_) | HostAction::SumUpdates(_) => {
+            sum_s(&instr.action, pairs.iter().map(OwnedPair::elements).sum(), host)
         }
         HostAction::Decompose => {
             let owners = pairs.iter().map(|pair| pair.owner);

@@ -29,7 +29,7 @@ mod table_links;
 mod training_run;
 
 pub use breakdown::Breakdown;
-pub use exact_step::ExactStepTime;
+pub use exact_step::{ExactStepTime, ExactStepWork};
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use launch_queue::LaunchQueue;
 pub use memory::{SegmentBytes, kept_bytes};

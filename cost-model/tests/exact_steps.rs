@@ -79,9 +79,8 @@ fn decompositions_are_spread_over_threads_and_devices() {
 fn copies_and_sums_count_the_bytes_of_a_device() {
     // Elements of all pairs.
     let elements = 8.0 * 128.0 * (4.0 * 1024.0 + 3.0 * (512.0 + 1376.0));
-    let step = |mesh, zero, rates| {
-        ExactStepTime::of(&program(mesh, zero), &with_host(1, rates)).unwrap()
-    };
+    let step =
+        |mesh, zero, rates| ExactStepTime::of(&program(mesh, zero), &with_host(1, rates)).unwrap();
     // Master copies and both moments leave the device; weights in bf16 and master copies return.
     let copied = step(mesh(1, 1, 1), Zero::Off, [FAST, 1e9, FAST]);
     assert_eq!(copied.copied, Bytes((elements * 18.0) as u64));

@@ -20,6 +20,8 @@ pub(crate) struct BoundedContext {
     level: BoundLevel,
     /// Weight of a second of step time in the objective: the number of devices for the cost, otherwise 1.
     weight: f64,
+    /// Lower bound on the time that exact steps of LORO add to a step on average.
+    exact_share: Seconds,
     /// Bounds within the memory limit, once computed.
     bounds: Option<ContextBounds>,
 }
@@ -68,9 +70,10 @@ impl BoundedContext {
         (index, context): (usize, Context),
         passes: PassNumbers,
         bound: Result<Seconds, Infeasible>,
+        exact_share: Seconds,
     ) -> BoundedContext {
         let (weight, level) = (objective.weight(&context), BoundLevel::Ops);
-        BoundedContext { context, bound, index, passes, level, weight, bounds: None }
+        BoundedContext { context, bound, index, passes, level, weight, exact_share, bounds: None }
     }
 
     /// Position in the enumeration of contexts.
@@ -112,7 +115,17 @@ impl BoundedContext {
 
     /// The lower bound; infinite for a context without a plan.
     pub(crate) fn lower_bound(&self) -> f64 {
-        self.weight * self.step_time_bound()
+        self.value_of(self.step_time_bound())
+    }
+
+    /// The value of the objective of a step without exact steps.
+    fn value_of(&self, step_time: f64) -> f64 {
+        self.weight * (step_time + self.exact_share.0)
+    }
+
+    /// The longest step without exact steps whose value of the objective is at most this one.
+    fn step_time_of(&self, value: f64) -> f64 {
+        value / self.weight - self.exact_share.0
     }
 
     /// The lower bound on the step time, in seconds; infinite for a context without a plan.
@@ -127,7 +140,7 @@ impl BoundedContext {
 
     /// Refines the bound by the memory limit.
     pub(crate) fn refine(&mut self, solver: &ContextSolver, incumbent: f64) {
-        let cutoff = incumbent / self.weight;
+        let cutoff = self.step_time_of(incumbent);
         let bounds = solver.bounds(&self.context, cutoff);
         let before = self.step_time_bound();
         self.bound = bounds.bound(cutoff).map(|refined| Seconds(refined.0.max(before)));
@@ -137,13 +150,12 @@ impl BoundedContext {
     /// The bound on the step time after the context was solved with `outcome`, which proves that no plan of the context is
     /// better than `proven`. `None` for a context without a plan.
     pub(crate) fn proven_bound(self, outcome: &ContextOutcome, proven: f64) -> Option<Seconds> {
-        let first = self.bound.ok()?;
-        Some(match outcome {
-            ContextOutcome::Pruned if proven.is_finite() => {
-                Seconds(first.0.max(proven / self.weight))
-            }
+        let first = self.step_time_bound();
+        let bound = match outcome {
+            ContextOutcome::Pruned if proven.is_finite() => first.max(self.step_time_of(proven)),
             _ => first,
-        })
+        };
+        bound.is_finite().then_some(Seconds(bound) + self.exact_share)
     }
 
     /// Solves the context, unless its bound or the deadline excludes it.
@@ -162,12 +174,12 @@ impl BoundedContext {
             return ContextResult::without_plan(ContextOutcome::NotReached, bound);
         };
         let ContextSolution { best, bound: solved, is_interrupted } =
-            solver.solve(&self.context, bounds, incumbent / self.weight);
+            solver.solve(&self.context, bounds, self.step_time_of(incumbent));
         // Another bound of the context may be larger than that of its divisions.
-        let solved = (self.weight * solved.0).max(bound);
+        let solved = self.value_of(solved.0).max(bound);
         match best {
             Ok(Some(plan)) => ContextResult {
-                outcome: ContextOutcome::Solved(plan.time),
+                outcome: ContextOutcome::Solved(plan.average_time()),
                 plan: Some(plan),
                 bound: solved,
                 is_interrupted,

@@ -34,6 +34,8 @@ pub struct FeasiblePlan {
     pub program: CheckedProgram,
     /// Simulated time of the program's step.
     pub time: Seconds,
+    /// Time that exact steps of LORO add to a step on average, divided by the executor's step factor as `time` is.
+    pub exact_share: Seconds,
     /// Step time simulated from the stage times of the partition, before lowering.
     pub partition_time: Seconds,
     /// Lower bound of the partition; with one stage the solver's objective, equal to `time`.
@@ -43,6 +45,11 @@ pub struct FeasiblePlan {
 }
 
 impl FeasiblePlan {
+    /// Time of a step on average: that of the program's step, with its share of exact steps.
+    pub fn average_time(&self) -> Seconds {
+        self.time + self.exact_share
+    }
+
     /// Arena of the fullest stage.
     pub fn peak_arena(&self) -> Bytes {
         let stages = self.program.program().stages.iter();

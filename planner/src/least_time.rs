@@ -124,6 +124,6 @@ fn record_best(best: &FeasiblePlan, reports: &mut [ContextReport]) {
         None => reports.iter_mut().find(of_best),
     };
     if let Some(report) = report {
-        report.outcome = ContextOutcome::Solved(best.time);
+        report.outcome = ContextOutcome::Solved(best.average_time());
     }
 }

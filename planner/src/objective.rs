@@ -38,9 +38,9 @@ impl Objective {
     /// Value of a plan: seconds, bytes or device-seconds.
     pub(crate) fn value(self, plan: &FeasiblePlan) -> f64 {
         match self {
-            Objective::StepTime => plan.time.0,
+            Objective::StepTime => plan.average_time().0,
             Objective::Memory => plan.peak_arena().as_f64(),
-            Objective::Cost => self.weight(&plan.decisions.context) * plan.time.0,
+            Objective::Cost => self.weight(&plan.decisions.context) * plan.average_time().0,
         }
     }
 
@@ -50,7 +50,7 @@ impl Objective {
         one: Option<FeasiblePlan>,
         other: Option<FeasiblePlan>,
     ) -> Option<FeasiblePlan> {
-        let key = |plan: &FeasiblePlan| [self.value(plan), plan.time.0];
+        let key = |plan: &FeasiblePlan| [self.value(plan), plan.average_time().0];
         let to_beat = one.as_ref().map_or([f64::INFINITY; 2], key);
         other.filter(|plan| key(plan) < to_beat).or(one)
     }

@@ -58,8 +58,8 @@ pub struct Request {
     pub overlap_grad_reduce: Option<bool>,
     /// Whether collectives of activation gradients may overlap with weight-gradient GEMMs.
     pub overlap_tensor_collectives: bool,
-    /// Steps from one exact step of the optimizer LORO to the next; `None` with AdamW. A search minimises the other steps: an exact
-    /// step is spread over all devices, and takes nearly the same time under every plan.
+    /// Steps from one exact step of the optimizer LORO to the next; `None` with AdamW. The step time that a search minimises is the
+    /// average with them.
     pub loro_every: Option<NonZeroU64>,
     /// Restrictions on strategies.
     pub rules: Rules,

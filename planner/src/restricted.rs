@@ -67,11 +67,13 @@ pub(crate) fn improve_restricted(
     for report in open.into_iter().take(RESTRICTED_MAX) {
         let context = &report.context;
         let (value, weight) = (objective.value(&best), objective.weight(context));
+        let solver = solvers.of(context);
+        let cutoff = value / weight - solver.exact_share_min(context).0;
         if bound(report) < value
-            && let Some(better) =
-                solvers.of(context).faster_plan_restricted(context, value / weight)
+            && let Some(faster) = solver.faster_plan_restricted(context, cutoff)
+            && objective.value(&faster) < value
         {
-            best = better;
+            best = faster;
         }
     }
     best

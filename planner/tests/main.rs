@@ -2,6 +2,7 @@
 
 mod context_axis;
 mod enumeration;
+mod exact_steps;
 mod exactness;
 mod intervals;
 mod memory;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::simulate;
-use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, lower};
+use narrows_cost_model::{ExactStepTime, ExactStepWork, simulate};
+use narrows_plan::program::Program;
+use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, Seconds, lower};
 
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
@@ -59,12 +60,40 @@ impl ContextSolver<'_> {
         let prices = self.segments.prices(&decisions.context);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let time = simulate(&program, prices.streams(&price)).step_time;
-        FeasiblePlan { decisions, plan, program, time, partition_time, objective, method }
+        let exact_share = self.exact_share(program.program());
+        FeasiblePlan {
+            decisions,
+            plan,
+            program,
+            time,
+            exact_share,
+            partition_time,
+            objective,
+            method,
+        }
     }
 
     /// The plan of a partition, checked and simulated; `None` when its memory exceeds the limit.
     pub(super) fn complete_within_limit(&self, sized: SizedPlan) -> Option<FeasiblePlan> {
         (sized.peak_arena() <= self.request.arena_limit()).then(|| self.complete(sized))
+    }
+
+    /// Time that exact steps of LORO add to a step of this program on average, in the scale of simulated times.
+    fn exact_share(&self, program: &Program) -> Seconds {
+        let exact_step = ExactStepTime::of(program, &self.request.profile);
+        self.in_simulated_time(exact_step.map_or(Seconds(0.0), |exact_step| exact_step.per_step()))
+    }
+
+    /// A lower bound on the time that exact steps of LORO add to a step of a context on average, in the scale of simulated
+    /// times.
+    pub(crate) fn exact_share_min(&self, context: &Context) -> Seconds {
+        let least = |work: &ExactStepWork| work.least_per_step(context, &self.request.profile);
+        self.in_simulated_time(self.exact_work.as_ref().map_or(Seconds(0.0), least))
+    }
+
+    /// A time outside the kernels of a step, which the executor's step factor does not multiply.
+    fn in_simulated_time(&self, time: Seconds) -> Seconds {
+        time * (1.0 / self.request.profile.launch_costs(self.request.executor).step_factor)
     }
 
     fn resolve(&self, plan: &Plan) -> ResolvedPlan {

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use narrows_cost_model::ExactStepWork;
 use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, Context};
 
@@ -26,6 +27,8 @@ use crate::segment::{SegmentSolver, SolvedSegment};
 pub(crate) struct ContextSolver<'a> {
     pub(crate) request: &'a Request,
     pub(super) segments: &'a SegmentSolver<'a>,
+    /// Work of exact steps, where the optimizer has them.
+    pub(super) exact_work: Option<ExactStepWork>,
     candidates_priced: AtomicU64,
 }
 
@@ -71,7 +74,8 @@ enum LoweringResult {
 impl<'a> ContextSolver<'a> {
     /// A solver for the contexts of one request.
     pub(crate) fn new(request: &'a Request, segments: &'a SegmentSolver<'a>) -> Self {
-        ContextSolver { request, segments, candidates_priced: AtomicU64::new(0) }
+        let exact_work = request.loro_every.map(|_| ExactStepWork::of(&request.model));
+        ContextSolver { request, segments, exact_work, candidates_priced: AtomicU64::new(0) }
     }
 
     /// Partial partitions priced so far.
