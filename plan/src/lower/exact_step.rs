@@ -9,6 +9,12 @@ use crate::strategy::OpParameters;
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
+/// Pairs of a device that its host decomposes at once, where it has as many threads.
+const PAIRS_PER_DEVICE: u64 = 8;
+
+/// Elements of such pairs, at most, beyond those of one block. A decomposition needs about 100 bytes for each.
+const ELEMENTS_PER_DEVICE: u64 = 1 << 26;
+
 /// The pairs of a block, with the buffers of their factors.
 #[derive(Default)]
 struct BlockPairs {
@@ -30,7 +36,11 @@ impl StageLowering<'_> {
             if let Some(block) = self.pairs_of_block(site) {
                 blocks.push(block);
             }
-            if blocks.iter().map(|block| block.pairs.len() as u64).sum::<u64>() >= owners {
+            let pairs = || blocks.iter().flat_map(|block| &block.pairs);
+            let elements: u64 = pairs().map(OwnedPair::elements).sum();
+            if pairs().count() as u64 >= PAIRS_PER_DEVICE * owners
+                || elements >= ELEMENTS_PER_DEVICE * owners
+            {
                 self.push_exact_step(std::mem::take(&mut blocks));
             }
         }

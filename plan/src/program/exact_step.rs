@@ -15,7 +15,7 @@
 //! | `SumUpdates`, over the same axes | adds the transfers of all members |
 //! | `Write` | writes the new factors to the weights and master copies of the device, and ends the transfer |
 //!
-//! A stage decomposes as many blocks at once as give each device a pair.
+//! A stage decomposes the pairs of several blocks at once: as many as keep the threads of all hosts busy within their memory.
 
 use std::ops::Range;
 
