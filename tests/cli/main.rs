@@ -23,6 +23,7 @@ mod framework;
 mod generate;
 mod grad_reduce_dtype;
 mod interrupts;
+mod loro;
 mod meeting;
 mod memory;
 mod objective;

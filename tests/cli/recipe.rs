@@ -4,6 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
+use super::loro::PLAIN_PAIRS;
 use super::run::{SMALL, lines};
 use super::{failure, narrows, stdout};
 
@@ -214,7 +215,7 @@ fn a_resumed_run_keeps_the_recipe_of_its_checkpoint() {
         let small = "run --hardware cpu-local --threads 1";
         let (dir, metrics) = (dir.display(), metrics.display());
         let flags = format!("{small} --checkpoint-dir {dir} --metrics {metrics} {flags}");
-        let output = super::narrows(&flags).assert().success();
+        let output = narrows(&flags).assert().success();
         String::from_utf8(output.get_output().stderr.clone()).unwrap()
     };
     let recipe = "--global-batch 3 --sequence-length 8 --seed 5 --beta2 0.99 --epsilon 1e-7 --decay-norms \
@@ -246,81 +247,6 @@ fn a_resumed_run_keeps_the_recipe_of_its_checkpoint() {
     assert_eq!(last(&metrics), Some(20), "the end of the schedule");
 }
 
-/// A model whose pairs have nothing between their factors.
-const PLAIN_PAIRS: &str = r#"{"format": "narrows-model/1", "hidden": 32, "vocab": 256, "heads": 4, "d_ff": 48,
-    "blocks": {"count": 2, "default": {"product": "swiglu", "all": {"rank": 8, "activation": "identity"}}}}"#;
-
-/// Exact steps and refreshes follow from the checkpoint's step and settings, and their cost is predicted.
-#[test]
-fn a_run_with_loro_resumes_exactly() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    let (model, dir, metrics) = (path("pairs.json"), path("kept"), path("m.jsonl"));
-    fs::write(&model, PLAIN_PAIRS).unwrap();
-    let command = |flags: &str| {
-        let (model, dir, metrics) = (model.display(), dir.display(), metrics.display());
-        format!(
-            "run --hardware cpu-local --threads 1 --model {model} --checkpoint-dir {dir} --metrics {metrics} {flags}"
-        )
-    };
-    let recipe = "--global-batch 3 --sequence-length 8 --optimizer loro --loro-every 2 --loro-refresh-every 4 \
-        --loro-learning-rate-scale 0.5 --decay-steps 20";
-    let header = stdout(&command(&format!("{recipe} --steps 8")));
-    assert!(header.contains("LORO       an exact step every 2 steps takes "), "{header}");
-    assert!(
-        header.contains("Measured is the median step. All steps, exact ones included: "),
-        "{header}"
-    );
-    let expected = super::checkpoints::curve(&metrics);
-    for stop in [2, 3, 4] {
-        fs::remove_dir_all(&dir).unwrap();
-        stdout(&command(&format!("{recipe} --steps {stop}")));
-        let report = stdout(&command("--steps 8 --resume --format json"));
-        assert_eq!(super::checkpoints::curve(&metrics), expected, "resumed after step {stop}");
-        let report: Value = serde_json::from_str(&report).unwrap();
-        let cost = &report["prediction"]["exact_step"];
-        // Two blocks with four pairs of 32 to 32, and three of 32 and 48.
-        assert_eq!(cost["bytes"], 16 * 8 * 2 * (4 * 64 + 3 * 80));
-        assert_eq!((&cost["every"], &cost["rates"]), (&2.into(), &"assumed".into()));
-        let [time, per_step] = ["time_s", "per_step_s"].map(|key| cost[key].as_f64().unwrap());
-        assert!(time > 0.0 && per_step == time / 2.0, "{cost}");
-    }
-    let state = fs::read_to_string(dir.join("step-00000008/state.json")).unwrap();
-    let state: Value = serde_json::from_str(&state).unwrap();
-    let settings = serde_json::json!({"exact_every": 2, "refresh_every": 4, "rate_scale": 0.5});
-    assert_eq!(state["optimizer"]["loro"], settings);
-    let message = super::failure(&command("--steps 9 --resume --optimizer adamw"), 2);
-    assert!(message.contains("would be those of 8 steps at step 8"), "{message}");
-    let output = super::narrows(&command("--steps 9 --resume --loro-every 3")).assert().success();
-    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    let loro = |every: u64| {
-        format!("loro --loro-every {every} --loro-refresh-every 4 --loro-learning-rate-scale 0.5")
-    };
-    let [now, before] = [3, 2].map(loro);
-    assert!(message.contains(&format!("--optimizer is {now}, and {before} in ")), "{message}");
-    assert_eq!(message.matches("warning").count(), 1, "{message}");
-}
-
-/// Moments of 4 steps are not those of a rule with which they would be of none, and bias correction would be wrong.
-#[test]
-fn refreshes_that_count_other_steps_than_a_checkpoint_has_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let (model, dir) = (folder.path().join("m.json"), folder.path().join("checkpoints"));
-    fs::write(&model, PLAIN_PAIRS).unwrap();
-    let run = |flags: &str| {
-        format!(
-            "run --hardware cpu-local --threads 1 --model {} --global-batch 2 --sequence-length 8 --checkpoint-dir {} {flags}",
-            model.display(),
-            dir.display()
-        )
-    };
-    stdout(&run("--steps 4"));
-    let loro = "--steps 6 --resume --optimizer loro --loro-every 3";
-    let message = super::failure(&run(&format!("{loro} --loro-refresh-every 4")), 2);
-    assert!(message.contains("would be those of 0 steps at step 4"), "{message}");
-    stdout(&run(&format!("{loro} --loro-refresh-every 0")));
-}
-
 /// A flag that chooses another optimizer or schedule leaves out what the recipe has for its own.
 #[test]
 fn another_optimizer_or_schedule_overrides_a_recipe() {
@@ -339,7 +265,7 @@ fn another_optimizer_or_schedule_overrides_a_recipe() {
     let run = |flags: &str| {
         let command =
             format!("run --hardware cpu-local --threads 1 --recipe {} {flags}", recipe.display());
-        let output = super::narrows(&command).assert().success();
+        let output = narrows(&command).assert().success();
         String::from_utf8(output.get_output().stderr.clone()).unwrap()
     };
     let warning = format!(
@@ -364,43 +290,10 @@ fn a_latent_residual_is_trained_with_a_warning_of_its_decay() {
         let model = model.display();
         let command =
             format!("run --hardware cpu-local --threads 1 --model {model} {sizes} {flags}");
-        let output = super::narrows(&command).assert().success();
+        let output = narrows(&command).assert().success();
         String::from_utf8(output.get_output().stderr.clone()).unwrap()
     };
     let warning = "--weight-decay 0.1 also decays the latent residual";
     assert!(run("").contains(warning));
     assert!(!run("--weight-decay 0").contains("warning"));
-}
-
-#[test]
-fn the_null_backend_refuses_an_optimizer_that_cannot_train_the_model() {
-    let run = "run --hardware cpu-local --model llama-60m --global-batch 1 --sequence-length 8 --optimizer loro --steps 1";
-    for backend in ["null", "cpu"] {
-        let message = super::failure(&format!("{run} --backend {backend}"), 2);
-        assert!(message.contains("the model has no factor pairs"), "{backend}: {message}");
-    }
-}
-
-#[test]
-fn restarts_follow_the_refreshes_of_loro() {
-    let folder = tempfile::tempdir().unwrap();
-    let (model, dir) = (folder.path().join("m.json"), folder.path().join("checkpoints"));
-    fs::write(&model, PLAIN_PAIRS).unwrap();
-    let restart_every = |flags: &str| {
-        let _ = fs::remove_dir_all(&dir);
-        stdout(&format!(
-            "run --hardware cpu-local --threads 1 --model {} --global-batch 2 --sequence-length 8 --checkpoint-dir {} \
-             --steps 1 --decay-steps 200 --optimizer loro --lr-schedule loro-cosine-restarts {flags}",
-            model.display(),
-            dir.display()
-        ));
-        let state = fs::read_to_string(dir.join("step-00000001/state.json")).unwrap();
-        let state: Value = serde_json::from_str(&state).unwrap();
-        let schedule = &state["optimizer"]["schedule"]["loro_cosine_restarts"];
-        schedule["restart_every"].as_u64().unwrap_or_else(|| panic!("{state}"))
-    };
-    assert_eq!(restart_every(""), 500);
-    assert_eq!(restart_every("--loro-refresh-every 40"), 40);
-    assert_eq!(restart_every("--loro-refresh-every 0"), 20);
-    assert_eq!(restart_every("--restart-every 30"), 30);
 }
