@@ -53,7 +53,7 @@ pub struct StageProgram {
     pub gradient_buckets: Vec<GradientBucket>,
     /// The gathers of the step phase that may run during the first pass of the next step, in order.
     pub gather_buckets: Vec<GatherBucket>,
-    /// What hosts do in an exact step, after the step phase.
+    /// Instructions of the hosts in an exact step of LORO, after the step phase.
     pub exact_step: ExactStep,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,
