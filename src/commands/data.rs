@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use indicatif::ProgressBar;
-use narrows_runtime::data::{DataError, DataFault, TokenFile, TokenWriter};
+use narrows_runtime::data::{DataError, DataFault, TokenFile, TokenFileInfo, TokenWriter};
 
 use crate::args::{DataArgs, DataTask, Detail, OutputFormat, TokenFileSettings};
 use crate::corpus::{Corpus, CorpusFile, CorpusReader, DocumentWriter, write_mixture};
@@ -23,8 +23,9 @@ pub fn run(args: &DataArgs) -> CommandResult<()> {
 
 fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> {
     let TokenFileSettings { corpora, weights, text_field, tokenizer, layout, output } = settings;
-    let writer =
-        TokenWriter::create(&output, tokenizer.description()).map_err(Failure::token_file)?;
+    // The end-of-text token of the tokenizer, unless documents are without one.
+    let info = TokenFileInfo { end_of_text: layout.separator(), ..tokenizer.description() };
+    let writer = TokenWriter::create(&output, info).map_err(Failure::token_file)?;
     remove_on_signals(writer.temporary_path(), &output);
     let mut writer = DocumentWriter::new(writer, layout);
     let progress = progress_bar(&corpora, format);

@@ -21,6 +21,17 @@ pub enum DocumentLayout {
     },
 }
 
+impl DocumentLayout {
+    /// The token between documents, or after each, if there is one.
+    pub fn separator(self) -> Option<u32> {
+        match self {
+            DocumentLayout::Separated(separator) => separator,
+            DocumentLayout::Ended(end) => Some(end),
+            DocumentLayout::Padded { end, .. } => end,
+        }
+    }
+}
+
 /// A token file that documents are written to, one after the other.
 pub struct DocumentWriter {
     writer: TokenWriter,

@@ -116,12 +116,12 @@ impl Report for TokenFileReport {
         page.heading(&self.file);
         let mut fields = self.fields();
         fields.push(("layout", self.layout.name().into()));
-        let end_of_text = match self.end_of_text_id {
-            Some(id) => format!("id {id} between documents"),
-            None if self.layout == TokenFileLayout::Narrows => "none".into(),
-            None => "not in the header".into(),
+        let documents = match self.end_of_text_id {
+            Some(id) => format!("end-of-text token {id} between them"),
+            None if self.layout == TokenFileLayout::Narrows => "no token between them".into(),
+            None => "the header does not say which token is between them".into(),
         };
-        fields.push(("end of text", end_of_text));
+        fields.push(("documents", documents));
         fields.push(("SHA-256", self.tokens_sha256.clone().unwrap_or("not in the header".into())));
         if let Some(verified) = &self.verified {
             let checksum = if verified.checksum.is_some() { "checksum" } else { "length" };
@@ -164,17 +164,16 @@ impl NewTokenFileReport {
         (layout, end_of_text): (DocumentLayout, Option<&'static str>),
         inputs: Vec<(String, u64)>,
     ) -> NewTokenFileReport {
-        let (separates, document_tokens) = match layout {
-            DocumentLayout::Separated(separator) => (separator.is_some(), None),
-            DocumentLayout::Ended(_) => (true, None),
-            DocumentLayout::Padded { length, end, .. } => (end.is_some(), Some(length)),
+        let document_tokens = match layout {
+            DocumentLayout::Separated(_) | DocumentLayout::Ended(_) => None,
+            DocumentLayout::Padded { length, .. } => Some(length),
         };
         let bytes_per_token =
             all_texts.then(|| text_bytes as f64 / contents.token_count.max(1) as f64);
         NewTokenFileReport {
             contents,
             document_count,
-            document_separator: end_of_text.filter(|_| separates),
+            document_separator: end_of_text.filter(|_| layout.separator().is_some()),
             separator_follows: matches!(layout, DocumentLayout::Ended(_)),
             document_tokens,
             inputs: inputs.into_iter().map(|(name, tokens)| InputReport { name, tokens }).collect(),

@@ -95,6 +95,8 @@ fn every_byte_is_a_token() {
     for part in ["22 bytes, 1.00 per token; 2 documents, joined without", "256 ids, bytes"] {
         assert!(report.contains(part), "{part} in {report}");
     }
+    let report = stdout(&within(folder.path(), "data --inspect @t.tokens"));
+    assert!(report.contains("no token between them"), "{report}");
 }
 
 #[test]
@@ -119,7 +121,7 @@ fn a_tokenizer_file_defines_the_tokens() {
     let report = stdout(&within(folder.path(), line));
     assert!(report.contains("3.67 per token; 2 documents, `</s>` between them"), "{report}");
     let report = stdout(&within(folder.path(), "data --inspect @t.tokens"));
-    assert!(report.contains("id 4 between documents"), "{report}");
+    assert!(report.contains("end-of-text token 4 between them"), "{report}");
     assert!(report.contains("checksum and all token ids, the largest of which is 4"), "{report}");
 }
 
@@ -399,6 +401,9 @@ fn corpora_of_every_format_are_read() {
         let answer = answer_of(&within(folder.path(), &line));
         assert_eq!(tokens(&folder.path().join("t.tokens")), expected, "{inputs}");
         assert_eq!(answer["token_count"], expected.len(), "{inputs}");
+        // Padded documents have their end only where it is asked for.
+        let has_end = !inputs.contains("--pad-to") || inputs.contains("--append-eos");
+        assert_eq!(answer["end_of_text_id"], json!(has_end.then_some(4)), "{inputs}");
     }
     let bytes = within(folder.path(), "data @a.jsonl --output @t.tokens");
     assert_eq!(answer_of(&bytes)["text_bytes"], 14);
