@@ -188,6 +188,14 @@ fn shape(exported: &ExportedPlan) -> Translation {
         ("model.model_config.tie_word_embeddings", json!(model.tied)),
         ("model.init_method.std", json!(model.initial_std)),
     ];
+    // Nanotron has one token that ends a text, and tokens of its own for a model without any.
+    let tokens = &model.special_tokens;
+    for (option, token) in [
+        ("model.model_config.bos_token_id", tokens.bos.as_ref()),
+        ("model.model_config.eos_token_id", tokens.eos.first()),
+    ] {
+        options.extend(token.map(|token| (option, json!(token))));
+    }
     if !model.is_low_rank() {
         options.push(("model.model_config.is_llama_config", json!(true)));
     }

@@ -130,6 +130,30 @@ fn yaml_is_read_back_with_the_sizes_of_the_plan() {
 }
 
 #[test]
+fn nanotron_gets_the_special_tokens_of_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let special = |(bos, eos): (Value, Value)| {
+        let config = json!({
+            "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "max_position_embeddings": 64, "vocab_size": 256,
+            "bos_token_id": bos, "eos_token_id": eos
+        });
+        std::fs::write(&path, config.to_string()).unwrap();
+        let model = format!("--model {}", path.display());
+        let plan = PlanFile::new(&format!("{model} --devices 1"));
+        let text = stdout(&plan.export(&format!("{model} --to nanotron --allow-loss --output -")));
+        let config = &YamlLoader::load_from_str(&text).expect("YAML")[0];
+        let model = &config["model"]["model_config"];
+        [model["bos_token_id"].as_i64(), model["eos_token_id"].as_i64()]
+    };
+    assert_eq!(special((json!(5), json!([7, 8]))), [Some(5), Some(7)]);
+    assert_eq!(special((json!(0), json!(1))), [Some(0), Some(1)]);
+    // Nanotron's own tokens are left to it.
+    assert_eq!(special((json!(null), json!(null))), [None, None]);
+}
+
+#[test]
 fn bash_reads_the_arguments_of_megatron() {
     let plan = stages();
     let file = plan.path("arguments.sh");
