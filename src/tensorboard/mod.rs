@@ -5,14 +5,14 @@
 mod event;
 mod record;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use narrows_runtime::train::{Evaluation, StepPrediction, TrainedStep};
 
-use crate::errors::CommandResult;
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output::{create_folder, write_failure};
 
 use event::Event;
@@ -28,10 +28,17 @@ impl EventFile {
     /// from step `first_step` on, which follow here: a run that resumes repeats them.
     ///
     /// # Errors
-    /// A folder or a file that cannot be created.
-    pub fn create(folder: &Path, first_step: u64) -> CommandResult<EventFile> {
+    /// A folder or a file that cannot be created, and a folder with event files where the run does not resume.
+    pub fn create(folder: &Path, first_step: u64, resumes: bool) -> CommandResult<EventFile> {
         let failure = |error: io::Error| write_failure(&folder.display().to_string(), &error);
         create_folder(folder)?;
+        if !resumes && has_event_files(folder).map_err(failure)? {
+            let message = "already holds event files of a run: TensorBoard would mix its graphs with those of this one";
+            let problem = Problem::new(folder.display().to_string(), message)
+                .hint("another --tensorboard, for another run")
+                .hint("--resume with the --checkpoint-dir of that run, to continue it");
+            return Err(Failure::input(problem));
+        }
         let now = now();
         let (path, file) = create_new(folder, now.as_secs()).map_err(failure)?;
         let mut events = EventFile { path, file };
@@ -70,6 +77,16 @@ impl EventFile {
     }
 }
 
+/// Whether a folder has files that TensorBoard reads: those with `tfevents` in their names.
+fn has_event_files(folder: &Path) -> io::Result<bool> {
+    for entry in fs::read_dir(folder)? {
+        if entry?.file_name().to_string_lossy().contains("tfevents") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The time since 1970.
 fn now() -> Duration {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
@@ -89,8 +106,6 @@ fn create_new(folder: &Path, second: u64) -> io::Result<(PathBuf, File)> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     /// Records that TensorBoard 2.20 wrote, with its own protocol buffers and checksums.

@@ -120,6 +120,24 @@ fn event_files_have_the_values_of_the_metrics_also_after_a_run_resumes() {
 }
 
 #[test]
+fn the_folder_of_another_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let run = format!("{SMALL} --steps 1 --tensorboard {}", at("board"));
+    fs::create_dir(at("board")).unwrap();
+    fs::write(at("board/notes.txt"), "no events").unwrap();
+    stdout(&run);
+    let message = failure(&run, 2);
+    for part in ["board: already holds event files of a run", "another --tensorboard", "--resume"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(fs::read_dir(at("board")).unwrap().count(), 2);
+    // A run that ended before its first checkpoint begins again.
+    stdout(&format!("{run} --checkpoint-dir {} --resume", at("kept")));
+    assert_eq!(fs::read_dir(at("board")).unwrap().count(), 3);
+}
+
+#[test]
 fn a_folder_that_cannot_be_written_ends_a_run_before_its_first_step() {
     let message = failure(&format!("{SMALL} --steps 1 --tensorboard README.md"), 2);
     assert!(message.contains("README.md: cannot be written"), "{message}");

@@ -178,7 +178,8 @@ fn record_files(
     let metrics = training.metrics.as_deref();
     let metrics = metrics.map(|file| metrics_file(file, training, keeper)).transpose()?;
     let folder = training.tensorboard.as_deref();
-    let events = folder.map(|folder| EventFile::create(folder, first_step + 1)).transpose()?;
+    let create = |folder| EventFile::create(folder, first_step + 1, may_resume(training));
+    let events = folder.map(create).transpose()?;
     Ok(RecordFiles { metrics, events })
 }
 
@@ -302,12 +303,17 @@ fn metrics_file(
     training: &TrainSettings,
     keeper: &CheckpointKeeper,
 ) -> CommandResult<MetricsFile> {
-    let resumes = |settings: &CheckpointSettings| settings.origin != RunOrigin::FirstStep;
     match keeper.resumed() {
         Some(checkpoint) => MetricsFile::resume(file, checkpoint.step),
-        None if training.checkpoints.as_ref().is_some_and(resumes) => MetricsFile::restart(file),
+        None if may_resume(training) => MetricsFile::restart(file),
         None => MetricsFile::create(file),
     }
+}
+
+/// Whether a run has `--resume`. Without a checkpoint it begins at its first step.
+fn may_resume(training: &TrainSettings) -> bool {
+    let resumes = |settings: &CheckpointSettings| settings.origin != RunOrigin::FirstStep;
+    training.checkpoints.as_ref().is_some_and(resumes)
 }
 
 /// The failure of a run, with the files that the run has written.
