@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+use super::run::SMALL;
 use super::{failure, json as answer, narrows, small_plan, stdout};
 
 #[test]
@@ -64,6 +65,40 @@ fn outputs_that_are_inputs_are_rejected() {
     for _ in 0..2 {
         let mut command = narrows("plan --model cola-tiny --output cola-tiny");
         command.current_dir(folder.path()).assert().success();
+    }
+}
+
+#[test]
+fn parents_are_created_for_folders_and_not_for_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, metrics) = (at("p.json"), at("m.jsonl"));
+    fs::write(&plan, small_plan()).unwrap();
+    let run = format!("{SMALL} --steps 1");
+    let kept = at("a/b/kept");
+    for command in [
+        format!("{run} --checkpoint-dir {kept} --tensorboard {} --metrics {metrics}", at("c/d")),
+        format!("export-weights {kept} --to cola --output {}", at("e/f/weights")),
+        format!("man {}", at("g/h")),
+    ] {
+        stdout(&command);
+    }
+    for created in ["a/b/kept", "c/d", "e/f/weights", "g/h"] {
+        assert!(folder.path().join(created).is_dir(), "{created}");
+    }
+    let file = at("x/y/file.svg");
+    for command in [
+        format!("{run} --metrics {file}"),
+        format!("{run} --trace {file}"),
+        format!("plot {metrics} --output {file}"),
+        format!("plan --model cola-tiny --output {file}"),
+        format!("export {plan} --to megatron --allow-loss --output {file}"),
+        format!("cost {plan} --report {file}"),
+        format!("data README.md --output {file}"),
+    ] {
+        let message = failure(&command, 2);
+        assert!(message.contains("file.svg: cannot be written"), "{command}: {message}");
+        assert!(!folder.path().join("x").exists(), "{command}");
     }
 }
 
