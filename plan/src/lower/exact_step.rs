@@ -13,7 +13,7 @@ use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 const PAIRS_PER_DEVICE: u64 = 8;
 
 /// Elements of such pairs, at most, beyond those of one block. A decomposition needs about 100 bytes for each.
-const ELEMENTS_PER_DEVICE: u64 = 1 << 26;
+const ELEMENTS_PER_DEVICE: u64 = 1 << 27;
 
 /// The pairs of a block, with the buffers of their factors.
 #[derive(Default)]

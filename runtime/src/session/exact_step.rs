@@ -27,13 +27,21 @@ use crate::report::DeviceId;
 /// Host memory of a process.
 #[derive(Default)]
 struct HostMemory {
-    /// Tensors of the transfer: A of each pair, then its B, one pair after the other. Factors and directions, or new
-    /// factors alone.
-    transfer: Vec<Vec<f32>>,
-    /// Factors and directions of own pairs, by their index in the stage.
-    kept: BTreeMap<usize, [Vec<f32>; 2]>,
+    /// Transfer of factors and directions: A of each pair, then its B, one pair after the other.
+    factors: FactorTensors,
+    /// Transfer of new factors, in the same order.
+    placed: Vec<f32>,
+    /// Own pairs, by their index in the stage.
+    kept: BTreeMap<usize, FactorTensors>,
     /// New factors of own pairs, by their index in the stage.
     updates: BTreeMap<usize, Vec<f32>>,
+}
+
+/// Factors of pairs, and the directions in which AdamW would change them.
+#[derive(Default)]
+struct FactorTensors {
+    weights: Vec<f32>,
+    directions: Vec<f32>,
 }
 
 impl ModelProgram {
@@ -111,16 +119,19 @@ impl Session {
                 let pairs = exact_step.pairs_of(instr);
                 match &instr.action {
                     HostAction::Read(buffers) => {
-                        memory.transfer = self.read_factors(stage, pairs, buffers, coefficients)?;
+                        memory.factors = self.read_factors(stage, pairs, buffers, coefficients)?;
                     }
-                    HostAction::SumFactors(group) | HostAction::SumUpdates(group) => {
-                        self.sum(group.axis, &mut memory.transfer)?;
+                    HostAction::SumFactors(group) => {
+                        let FactorTensors { weights, directions } = &mut memory.factors;
+                        self.sum(group.axis, weights)?;
+                        self.sum(group.axis, directions)?;
                     }
                     HostAction::Keep => {
-                        let [weights, directions] = &memory.transfer[..] else { continue };
+                        let FactorTensors { weights, directions } = &memory.factors;
                         for (index, range) in self.own_pairs(instr.pairs.start, pairs) {
-                            let kept = [weights, directions].map(|all| all[range.clone()].to_vec());
-                            memory.kept.insert(index, kept);
+                            let [weights, directions] =
+                                [weights, directions].map(|tensor| tensor[range.clone()].to_vec());
+                            memory.kept.insert(index, FactorTensors { weights, directions });
                         }
                     }
                     HostAction::Decompose => {
@@ -128,17 +139,16 @@ impl Session {
                         memory.updates = decompose(&exact_step.pairs, kept, (coefficients, step))?;
                     }
                     HostAction::Place => {
-                        let mut placed = vec![0.0; elements_of(pairs)];
+                        memory.placed = vec![0.0; elements_of(pairs)];
                         for (index, range) in self.own_pairs(instr.pairs.start, pairs) {
                             if let Some(update) = memory.updates.remove(&index) {
-                                placed[range].copy_from_slice(&update);
+                                memory.placed[range].copy_from_slice(&update);
                             }
                         }
-                        memory.transfer = vec![placed];
                     }
+                    HostAction::SumUpdates(group) => self.sum(group.axis, &mut memory.placed)?,
                     HostAction::Write(_) => {
-                        let [updates] = &memory.transfer[..] else { continue };
-                        let whole = whole_factors(pairs, updates);
+                        let whole = whole_factors(pairs, &memory.placed);
                         self.load_tensors(TensorKind::Weights, &whole)?;
                     }
                 }
@@ -170,7 +180,7 @@ impl Session {
         pairs: &[OwnedPair],
         buffers: &[BufferId],
         coefficients: &StepCoefficients,
-    ) -> Result<Vec<Vec<f32>>, RunError> {
+    ) -> Result<FactorTensors, RunError> {
         let program = self.program.program();
         let is_read = |buffer: &Buffer| {
             buffers.iter().any(|id| std::ptr::eq(program.stages[stage].buffer(*id), buffer))
@@ -195,7 +205,7 @@ impl Session {
                 *first = coefficients.direction(f64::from(*first), f64::from(second)) as f32;
             }
         });
-        Ok(vec![weights, directions])
+        Ok(FactorTensors { weights, directions })
     }
 
     /// The pairs of consecutive ones, of which the first has this index, that devices of this process own: index and elements.
@@ -220,7 +230,7 @@ impl Session {
     }
 
     /// Adds the elements of the processes along an axis.
-    fn sum(&self, axis: Axis, tensors: &mut [Vec<f32>]) -> Result<(), RunError> {
+    fn sum(&self, axis: Axis, tensor: &mut [f32]) -> Result<(), RunError> {
         let Some(group) = self.process_group() else { return Ok(()) };
         let mesh = self.program().context.mesh;
         let own = MeshCoordinates::of_device(group.rank(), &mesh);
@@ -228,10 +238,8 @@ impl Session {
         let communicator =
             members.and_then(|members| group.communicator(&members, GroupScope::Axis(axis)));
         let Some(communicator) = communicator else { return Ok(()) };
-        for tensor in tensors {
-            let function = CollectiveFunction::AllReduce(Reduction::Sum);
-            communicator.run(CollectiveOperands::InPlace(tensor), function)?;
-        }
+        let function = CollectiveFunction::AllReduce(Reduction::Sum);
+        communicator.run(CollectiveOperands::InPlace(tensor), function)?;
         Ok(())
     }
 }
@@ -239,10 +247,11 @@ impl Session {
 /// The new factors of pairs of a stage, by their index.
 fn decompose(
     pairs: &[OwnedPair],
-    kept: BTreeMap<usize, [Vec<f32>; 2]>,
+    kept: BTreeMap<usize, FactorTensors>,
     (coefficients, step): (&StepCoefficients, u64),
 ) -> Result<BTreeMap<usize, Vec<f32>>, RunError> {
-    let of_pair = |(index, [weights, directions]): (usize, [Vec<f32>; 2])| {
+    let of_pair = |(index, pair): (usize, FactorTensors)| {
+        let FactorTensors { weights, directions } = pair;
         let OwnedPair { block, linear, d_in, rank, d_out, .. } = pairs[index];
         let [d_in, rank, d_out] = [d_in, rank, d_out].map(|size| size as usize);
         let in_f64 = |elements: &[f32]| elements.iter().map(|x| f64::from(*x)).collect();
