@@ -1,7 +1,8 @@
 //! Activity of a process, which it reports to processes that wait for it. One that has waited for its whole timeout asks: a peer
 //! that waits for a third process, or uses storage, is not the one that stalls.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An activity of a process, as it answers one that waits for it.
@@ -42,59 +43,49 @@ impl Activity {
 
 /// The present activity of this process.
 pub(crate) struct CurrentActivity {
-    /// Code of the activity, of which storage is none: a thread may write while the process computes or waits.
-    code: AtomicU64,
+    /// The waits of its threads, of which one may communicate while another computes.
+    waits: Mutex<Vec<ThreadWait>>,
     storage_uses: AtomicUsize,
-    /// Milliseconds from `start` to the last time that the process which this one waits for, or one further on, is known to have
-    /// used storage; 0 if none did.
-    peer_storage_ms: AtomicU64,
-    start: Instant,
+}
+
+/// A thread's wait for another process.
+struct ThreadWait {
+    rank: u64,
+    /// The last time that the process, or one further on, is known to have used storage.
+    peer_storage: Option<Instant>,
 }
 
 impl CurrentActivity {
     /// A process that computes.
     pub fn new() -> CurrentActivity {
-        CurrentActivity {
-            code: AtomicU64::new(Activity::Computing.code()),
-            storage_uses: AtomicUsize::new(0),
-            peer_storage_ms: AtomicU64::new(0),
-            start: Instant::now(),
-        }
+        let waits = Mutex::new(Vec::with_capacity(THREADS));
+        CurrentActivity { waits, storage_uses: AtomicUsize::new(0) }
     }
 
-    /// The present activity. A process that computes while it uses storage may be slow for that reason.
+    fn waits(&self) -> MutexGuard<'_, Vec<ThreadWait>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The present activity. A process that computes while it uses storage may be slow for that reason. While one thread waits, the
+    /// process counts as waiting: its computation will soon wait for that thread.
     pub fn get(&self) -> Activity {
-        match Activity::from_code(self.code.load(Ordering::Relaxed)) {
-            Activity::Computing if self.storage_uses.load(Ordering::Relaxed) > 0 => {
+        let waits = self.waits();
+        match waits.last() {
+            None if self.storage_uses.load(Ordering::Relaxed) > 0 => {
                 Activity::Storage(Duration::ZERO)
             }
-            Activity::WaitingFor(rank) => match self.peer_storage_ms.load(Ordering::Relaxed) {
-                0 => Activity::WaitingFor(rank),
-                ms => Activity::Storage(
-                    self.start.elapsed().saturating_sub(Duration::from_millis(ms)),
-                ),
+            None => Activity::Computing,
+            Some(last) => match waits.iter().filter_map(|wait| wait.peer_storage).max() {
+                None => Activity::WaitingFor(last.rank),
+                Some(time) => Activity::Storage(time.elapsed()),
             },
-            activity => activity,
         }
     }
 
-    /// Starts a wait for the process of this rank, which ends when the result is dropped.
+    /// Starts a wait of a thread for the process of this rank, which ends when the result is dropped.
     pub fn wait_for(&self, rank: u64) -> WaitGuard<'_> {
-        self.peer_storage_ms.store(0, Ordering::Relaxed);
-        let before = self.code.swap(Activity::WaitingFor(rank).code(), Ordering::Relaxed);
-        WaitGuard { current: self, before }
-    }
-
-    /// Takes an answer of the process that this one waits for, so that a process which waits for this one hears of it.
-    pub fn note_answer(&self, answer: Activity) {
-        let ms = match answer {
-            Activity::Storage(age) => {
-                let ms = self.start.elapsed().saturating_sub(age).as_millis();
-                u64::try_from(ms).unwrap_or(u64::MAX).max(1)
-            }
-            _ => 0,
-        };
-        self.peer_storage_ms.store(ms, Ordering::Relaxed);
+        self.waits().push(ThreadWait { rank, peer_storage: None });
+        WaitGuard { current: self, rank }
     }
 
     /// Begins a use of storage.
@@ -108,16 +99,35 @@ impl CurrentActivity {
     }
 }
 
-/// Returns to the activity before the wait when it is dropped.
+/// Threads that usually wait at the same time: that of the device, and its communication thread.
+const THREADS: usize = 2;
+
+/// Ends a wait when it is dropped.
 pub(crate) struct WaitGuard<'a> {
     current: &'a CurrentActivity,
-    before: u64,
+    rank: u64,
+}
+
+impl WaitGuard<'_> {
+    /// Takes an answer of the process that this one waits for, so that a process which waits for this one hears of it.
+    pub fn note_answer(&self, answer: Activity) {
+        let peer_storage = match answer {
+            Activity::Storage(age) => Instant::now().checked_sub(age),
+            _ => None,
+        };
+        let mut waits = self.current.waits();
+        let of_rank = waits.iter_mut().filter(|wait| wait.rank == self.rank);
+        of_rank.for_each(|wait| wait.peer_storage = peer_storage);
+    }
 }
 
 impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
-        self.current.peer_storage_ms.store(0, Ordering::Relaxed);
-        self.current.code.store(self.before, Ordering::Relaxed);
+        let mut waits = self.current.waits();
+        // Waits for one process are equal.
+        if let Some(index) = waits.iter().position(|wait| wait.rank == self.rank) {
+            waits.remove(index);
+        }
     }
 }
 
@@ -153,17 +163,33 @@ mod tests {
         assert_eq!(current.get(), Activity::Computing);
     }
 
+    /// As a process of which one thread communicates while another computes, and then communicates too.
+    #[test]
+    fn waits_of_two_threads_end_in_any_order() {
+        let current = CurrentActivity::new();
+        let [first, second] = [3, 5].map(|rank| current.wait_for(rank));
+        second.note_answer(Activity::Storage(Duration::ZERO));
+        assert!(matches!(current.get(), Activity::Storage(_)));
+        drop(second);
+        assert_eq!(current.get(), Activity::WaitingFor(3));
+        let second = current.wait_for(5);
+        drop(first);
+        assert_eq!(current.get(), Activity::WaitingFor(5));
+        drop(second);
+        assert_eq!(current.get(), Activity::Computing);
+    }
+
     #[test]
     fn a_process_that_waits_for_one_that_saves_says_so() {
         let current = CurrentActivity::new();
         let waiting = current.wait_for(3);
         std::thread::sleep(Duration::from_millis(60));
-        current.note_answer(Activity::Storage(Duration::from_millis(50)));
+        waiting.note_answer(Activity::Storage(Duration::from_millis(50)));
         let Activity::Storage(age) = current.get() else { panic!("{:?}", current.get()) };
         assert!(age >= Duration::from_millis(49), "{age:?}");
-        current.note_answer(Activity::WaitingFor(2));
+        waiting.note_answer(Activity::WaitingFor(2));
         assert_eq!(current.get(), Activity::WaitingFor(3));
-        current.note_answer(Activity::Storage(Duration::ZERO));
+        waiting.note_answer(Activity::Storage(Duration::ZERO));
         drop(waiting);
         assert_eq!(current.get(), Activity::Computing);
     }

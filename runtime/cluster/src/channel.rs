@@ -41,9 +41,9 @@ impl Channel {
         pending
     }
 
-    /// Records the end of the operation.
-    pub fn end(&self) {
-        self.recorder.end();
+    /// Records the end of an operation.
+    pub fn end(&self, pending: &PendingOp) {
+        self.recorder.end(pending);
     }
 
     /// An error with the last operations of this process.

@@ -72,7 +72,7 @@ impl Communicator for TcpCommunicator {
             CollectiveFunction::AllToAll => call.all_to_all(source, target),
         }
         .map_err(|fault| self.channel.error(fault))?;
-        self.channel.end();
+        self.channel.end(&pending);
         Ok(volume)
     }
 }
@@ -244,7 +244,7 @@ impl TcpPeerLink {
     ) -> Result<(), ClusterError> {
         let pending = self.channel.begin(operation, elements);
         execute(&pending).map_err(|fault| self.channel.error(fault))?;
-        self.channel.end();
+        self.channel.end(&pending);
         Ok(())
     }
 }

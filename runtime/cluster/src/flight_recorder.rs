@@ -41,11 +41,12 @@ impl FlightRecorder {
         entries.push_back(RecordedOp { operation, start_s, end_s: None });
     }
 
-    /// Records the end of the operation that started last.
-    pub fn end(&self) {
+    /// Records the end of an operation. Others may have started meanwhile, on another thread.
+    pub fn end(&self, operation: &PendingOp) {
         let now = self.run_start.elapsed().as_secs_f64();
-        if let Some(last) = self.entries().back_mut() {
-            last.end_s = Some(now);
+        let mut entries = self.entries();
+        if let Some(entry) = entries.iter_mut().rev().find(|entry| entry.operation == *operation) {
+            entry.end_s = Some(now);
         }
     }
 
@@ -74,14 +75,21 @@ mod tests {
         let recorder = FlightRecorder::new();
         for sequence in 0..100 {
             let operation = WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Sum));
-            recorder.begin(PendingOp { operation, channel: "tensor", sequence, elements: 8 });
+            let pending = PendingOp { operation, channel: "tensor", sequence, elements: 8 };
+            recorder.begin(pending);
             if sequence < 99 {
-                recorder.end();
+                recorder.begin(PendingOp { channel: "data", ..pending });
+                recorder.end(&pending);
             }
         }
         let lines = recorder.lines();
         assert_eq!(lines.len(), CAPACITY);
-        assert!(lines[0].contains("all-reduce 68 over tensor (8 elements), took"), "{}", lines[0]);
+        assert!(
+            lines[0].ends_with("all-reduce 83 over data (8 elements), has not ended"),
+            "{}",
+            lines[0]
+        );
+        assert!(lines[1].contains("all-reduce 84 over tensor (8 elements), took"), "{}", lines[1]);
         let last = &lines[CAPACITY - 1];
         assert!(last.ends_with("all-reduce 99 over tensor (8 elements), has not ended"), "{last}");
     }

@@ -16,6 +16,9 @@ use super::wait::{Wait, WaitStep};
 /// Elements that are read from the connection at once.
 const READ_ELEMENTS: usize = 4 << 20;
 
+/// Time that the last frame of a process that aborts waits for the write of another thread to end.
+const LAST_WRITE_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Time that a failed write waits for the peer's reason to arrive.
 const REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -61,8 +64,9 @@ struct Inbox {
     free: Vec<Vec<f32>>,
     /// The last arrival of any bytes of a frame.
     last_receive: Instant,
-    /// The reply to the last status request.
-    answer: Option<Activity>,
+    /// The last reply to a status request, and the number of replies: two threads may wait for one.
+    answer: Activity,
+    answers: u64,
     disconnect: Option<Disconnect>,
 }
 
@@ -88,10 +92,11 @@ impl PeerShared {
         self.try_write(&[&header.encode()[..], payload].concat());
     }
 
-    fn try_write(&self, frame: &[u8]) {
-        if let Ok(mut writer) = self.writer.try_lock() {
-            let _ = writer.write_all(frame);
-        }
+    /// Writes a frame unless another is being written. Returns whether it tried to.
+    fn try_write(&self, frame: &[u8]) -> bool {
+        let Ok(mut writer) = self.writer.try_lock() else { return false };
+        let _ = writer.write_all(frame);
+        true
     }
 }
 
@@ -112,7 +117,8 @@ impl Peer {
             frames: Default::default(),
             free: vec![],
             last_receive: Instant::now(),
-            answer: None,
+            answer: Activity::Computing,
+            answers: 0,
             disconnect: None,
         };
         let (reader, writer) = (stream.try_clone()?, Mutex::new(stream.try_clone()?));
@@ -159,9 +165,10 @@ impl Peer {
         timeout: Duration,
         operation: impl Fn() -> String,
     ) -> Result<Frame, ClusterFault> {
-        let _waiting = self.shared.activity.wait_for(self.rank);
+        let waiting = self.shared.activity.wait_for(self.rank);
         let mut wait = Wait::new(timeout);
         let mut inbox = self.shared.inbox();
+        let mut answers = inbox.answers;
         loop {
             if let Some(frame) = inbox.frames[usize::from(channel)].pop_front() {
                 return Ok(frame);
@@ -170,9 +177,10 @@ impl Peer {
                 drop(inbox);
                 return Err(self.disconnect_fault(operation(), CLOSED));
             }
-            let answer = inbox.answer.take();
+            let answer = (inbox.answers > answers).then_some(inbox.answer);
+            answers = inbox.answers;
             if let Some(answer) = answer {
-                self.shared.activity.note_answer(answer);
+                waiting.note_answer(answer);
             }
             match wait.next(answer, inbox.last_receive) {
                 WaitStep::Sleep(time) => {
@@ -199,11 +207,18 @@ impl Peer {
         self.shared.inbox().free.push(frame.elements);
     }
 
-    /// Tells the peer that `rank` aborts the run, and why. If a write is in progress, the connection is
-    /// only closed.
+    /// Tells the peer that `rank` aborts the run, and why. If another thread's write does not end soon, the connection is
+    /// only closed. Waits of other threads for the peer end with the same reason.
     pub fn send_abort(&self, rank: u64, reason: &str) {
+        let disconnect = Disconnect::Aborted { rank, reason: excerpt(reason) };
+        self.shared.inbox().disconnect.get_or_insert(disconnect);
+        self.shared.changed.notify_all();
         let _ = self.stream.set_write_timeout(Some(Duration::from_secs(1)));
-        self.shared.try_write(&abort_frame(rank, reason));
+        let begin = Instant::now();
+        let frame = abort_frame(rank, reason);
+        while !self.shared.try_write(&frame) && begin.elapsed() < LAST_WRITE_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
@@ -315,7 +330,10 @@ fn receive_frame(from: &mut TcpStream, shared: &PeerShared) -> io::Result<Option
             return Ok(None);
         }
         FrameKind::StatusReply => {
-            shared.inbox().answer = Some(Activity::from_code(header.sequence));
+            let mut inbox = shared.inbox();
+            inbox.answer = Activity::from_code(header.sequence);
+            inbox.answers += 1;
+            drop(inbox);
             shared.changed.notify_all();
             return Ok(None);
         }

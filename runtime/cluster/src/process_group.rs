@@ -215,7 +215,7 @@ impl ProcessGroup for TcpProcessGroup {
         let answer = self
             .run_control_exchange(message, combine, pending)
             .map_err(|fault| self.error(fault))?;
-        self.control.end();
+        self.control.end(&pending);
         Ok(answer)
     }
 
@@ -228,7 +228,7 @@ impl ProcessGroup for TcpProcessGroup {
         let own_count: usize = elements.iter().map(|part| part.len()).sum();
         let pending = self.control.begin(WireOp::Gather, own_count);
         self.run_gather(elements, count, on_receive, pending).map_err(|fault| self.error(fault))?;
-        self.control.end();
+        self.control.end(&pending);
         Ok(())
     }
 

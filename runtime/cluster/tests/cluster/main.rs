@@ -13,7 +13,7 @@ use narrows_cluster::{
     TcpProcessGroup,
 };
 use narrows_plan::model::Model;
-use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
+use narrows_plan::{Axis, CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, PipelineDirection, RunError};
@@ -121,6 +121,7 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
             let workload = Workload { global_batch: 4 * data, sequence_length: 8, micro_batch: 2 };
             let zero = [Zero::Off, Zero::One][rng.below(2)];
             let context = Context::new(mesh, workload, Precision::Fp32, zero);
+            let context = overlapped(context, plans % 2 == 0);
             let Some(plan) = draw_plan(&mut rng, model, context) else { continue };
             plans += 1;
             let program = program(&plan, model);
@@ -149,16 +150,21 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
     assert!(plans >= 16, "{plans}");
 }
 
-/// Runs one step of two tensor-parallel processes, and then `second` on the second process while the
-/// first runs another step. Returns the error of that step, and its duration.
+/// Runs one step of two processes, and then `second` on the second process while the first runs another step. Collectives
+/// over the tensor axis run in order, those over the data axis on communication threads. Returns the error of
+/// that step, and its duration.
 fn fail_second_step(
+    axis: Axis,
     collective_timeout: Duration,
     second: impl Fn(&mut Session, &Arc<TcpProcessGroup>) + Sync,
 ) -> (RunError, Duration) {
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
-    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1, context: 1 };
-    let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 2 };
-    let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
+    let (tensor, data) = if axis == Axis::Tensor { (2, 1) } else { (1, 2) };
+    let mesh = Mesh { tensor, pipeline: 1, data, context: 1 };
+    let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 2 / data };
+    let zero = if axis == Axis::Tensor { Zero::Off } else { Zero::One };
+    let context =
+        overlapped(Context::new(mesh, workload, Precision::Fp32, zero), axis == Axis::Data);
     let mut rng = TestRng::new(1);
     let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model, context)).unwrap();
     let timeouts = ClusterTimeouts { collective: collective_timeout, ..TIMEOUTS };
@@ -178,10 +184,24 @@ fn fail_second_step(
         }
         let start = Instant::now();
         let error = session.step(&optimizer, input).unwrap_err();
+        drop(session);
         Some((error, start.elapsed()))
     });
     results.into_iter().flatten().next().unwrap()
 }
+
+/// The context with overlap of all kinds, or without any.
+fn overlapped(context: Context, overlaps: bool) -> Context {
+    Context {
+        overlap_grad_reduce: overlaps,
+        overlap_param_gather: overlaps,
+        overlap_tensor_collectives: overlaps,
+        ..context
+    }
+}
+
+/// Axes whose collectives run in order, and on communication threads: see [`fail_second_step`].
+const AXES: [Axis; 2] = [Axis::Tensor, Axis::Data];
 
 fn fault(error: RunError) -> (ClusterFault, Vec<String>) {
     match error {
@@ -192,44 +212,76 @@ fn fault(error: RunError) -> (ClusterFault, Vec<String>) {
 
 #[test]
 fn a_lost_connection_is_reported_at_once() {
-    let (error, waited) = fail_second_step(Duration::from_secs(300), |_, _| {});
-    let message = error.to_string();
-    let (fault, recent_operations) = fault(error);
-    assert!(matches!(fault, ClusterFault::Disconnected { rank: 1, .. }), "{message}");
-    assert!(waited < Duration::from_secs(60), "{waited:?}");
-    let last = recent_operations.last().unwrap();
-    assert!(last.contains("over the tensor axis") && last.ends_with("has not ended"), "{message}");
+    for axis in AXES {
+        let (error, waited) = fail_second_step(axis, Duration::from_secs(300), |_, _| {});
+        let message = error.to_string();
+        let (fault, recent_operations) = fault(error);
+        assert!(matches!(fault, ClusterFault::Disconnected { rank: 1, .. }), "{message}");
+        assert!(waited < Duration::from_secs(60), "{waited:?}");
+        let last = recent_operations.last().unwrap();
+        let over = format!("over the {} axis", axis.name());
+        assert!(last.contains(&over) && last.ends_with("has not ended"), "{message}");
+    }
 }
 
 #[test]
 fn a_stalled_process_is_reported_after_the_timeout() {
-    let timeout = Duration::from_millis(700);
-    let (error, waited) = fail_second_step(timeout, |_, _| {
-        std::thread::sleep(Duration::from_secs(3));
-    });
-    let (fault, _) = fault(error);
-    assert!(
-        matches!(&fault, ClusterFault::Timeout { rank: 1, waited_s, .. } if *waited_s >= 0.7),
-        "{fault}"
-    );
-    assert!(waited >= timeout);
+    for axis in AXES {
+        let timeout = Duration::from_millis(700);
+        let (error, waited) = fail_second_step(axis, timeout, |_, _| {
+            std::thread::sleep(Duration::from_secs(3));
+        });
+        let (fault, _) = fault(error);
+        assert!(
+            matches!(&fault, ClusterFault::Timeout { rank: 1, waited_s, .. } if *waited_s >= 0.7),
+            "{fault}"
+        );
+        assert!(waited >= timeout);
+    }
 }
 
 #[test]
 fn the_reason_of_a_failed_process_is_reported() {
-    let (error, _) = fail_second_step(Duration::from_secs(300), |session, _| {
-        let outside = vec![9999; 16];
-        let input = StepInput { tokens: &outside, targets: &outside };
-        session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err();
+    for axis in AXES {
+        let (error, _) = fail_second_step(axis, Duration::from_secs(300), |session, _| {
+            let outside = vec![9999; 16];
+            let input = StepInput { tokens: &outside, targets: &outside };
+            session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err();
+        });
+        let (fault, _) = fault(error);
+        let ClusterFault::Aborted { rank: 1, reason } = &fault else { panic!("{fault}") };
+        assert!(reason.contains("token 9999"), "{reason}");
+    }
+}
+
+/// A process that aborts while another of its threads waits for a process that stalls.
+#[test]
+fn an_abort_ends_the_waits_of_all_threads() {
+    let faults = run_processes(&launches(2), |launch| {
+        let group = join(launch, &[1 - launch.rank], TIMEOUTS);
+        if launch.rank == 1 {
+            std::thread::sleep(Duration::from_secs(3));
+            return None;
+        }
+        let link = group.peer_link(1, PipelineDirection::Upstream).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(move || link.receive(&mut |_| {}).unwrap_err());
+            std::thread::sleep(Duration::from_millis(100));
+            let begin = Instant::now();
+            group.abort(0, "a full disk");
+            let error = waiting.join().unwrap();
+            assert!(begin.elapsed() < Duration::from_secs(2));
+            Some(error.fault)
+        })
     });
-    let (fault, _) = fault(error);
-    let ClusterFault::Aborted { rank: 1, reason } = &fault else { panic!("{fault}") };
-    assert!(reason.contains("token 9999"), "{reason}");
+    let aborted = ClusterFault::Aborted { rank: 0, reason: "a full disk".into() };
+    assert_eq!(faults[0], Some(aborted));
 }
 
 #[test]
 fn a_process_in_another_collective_is_reported() {
-    let (error, _) = fail_second_step(Duration::from_secs(300), |session, group| {
+    let timeout = Duration::from_secs(300);
+    let (error, _) = fail_second_step(Axis::Tensor, timeout, |session, group| {
         // A new session counts its collectives from 0.
         let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
         let program = CheckedProgram::check(session.program().clone()).unwrap();
