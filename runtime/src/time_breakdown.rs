@@ -1,7 +1,8 @@
 //! Breakdown of the measured time of a step by category.
 //!
 //! The categories are those of a predicted step, and the instruction decides the category. The whole
-//! time of an instruction counts, so that of a collective includes the wait for its other members.
+//! time of an instruction counts, so that of a collective includes the wait for its other members. Of a collective beside computation,
+//! the time counts that the device waits for it.
 //! Besides instructions, two categories include:
 //!
 //! | category | includes |
@@ -25,7 +26,7 @@ pub enum TimeCategory {
     Attention,
     /// Element-wise and row-wise fused ops.
     Elementwise,
-    /// Collectives, none of which overlaps computation.
+    /// Collectives, and waiting for those beside computation.
     CollectiveExposed,
     /// Waiting for other stages.
     Bubble,

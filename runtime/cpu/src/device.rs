@@ -12,6 +12,7 @@ use narrows_runtime::{
 
 use crate::abort::StopReason;
 use crate::arena::{Arena, ArenaOperands, OPERANDS_MAX};
+use crate::communication::CommunicationThread;
 use crate::device_clock::DeviceClock;
 use crate::device_links::DeviceLinks;
 use crate::kernels::{GemmMode, Parallel, RopeTable};
@@ -27,6 +28,8 @@ pub(crate) struct CpuDevice<'a> {
     pub report: &'a mut DeviceReport,
     pub clock: &'a mut DeviceClock,
     pub links: &'a DeviceLinks,
+    /// The thread that executes collectives beside computation; `None` where the program allows none.
+    pub communication: Option<&'a mut CommunicationThread>,
     /// `None` when the model has no attention heads.
     pub rope_table: Option<&'a RopeTable>,
     /// The group of a weight, by its buffer.
@@ -38,6 +41,44 @@ pub(crate) struct CpuDevice<'a> {
     pub step: StepRequest<'a>,
     /// Contribution of this device to the mean loss over the step's tokens.
     pub loss: f64,
+}
+
+/// The place of a device in its program, and its links to others: what a collective needs besides memory.
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceSite<'a> {
+    pub coordinates: MeshCoordinates,
+    pub program: &'a Program,
+    pub stage: &'a StageProgram,
+    pub links: &'a DeviceLinks,
+}
+
+impl DeviceSite<'_> {
+    /// Elements of an operand in the arena. With ZeRO, a part of a parameter is that of this replica.
+    pub fn operand_range(&self, scheduled: &ScheduledInstruction, access: &Access) -> Range<usize> {
+        let replica = (&self.program.context, self.coordinates.replica);
+        let bytes = replica_operand_range(self.stage, replica, (scheduled, access));
+        let element = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
+        element(bytes.start)..element(bytes.end)
+    }
+
+    /// The error of an instruction that this backend cannot execute.
+    pub fn unsupported(
+        &self,
+        scheduled: &ScheduledInstruction,
+        reason: &'static str,
+    ) -> StopReason {
+        StopReason::Failed(Box::new(RunError::Unsupported {
+            stage: self.coordinates.stage as usize,
+            pass: scheduled.pass,
+            origin: scheduled.instr.origin.to_string(),
+            reason,
+        }))
+    }
+
+    /// The error of an instruction whose operands the arena refuses.
+    pub fn invalid_operands(&self, scheduled: &ScheduledInstruction) -> StopReason {
+        self.unsupported(scheduled, "its operands overlap or are outside the arena")
+    }
 }
 
 /// Time categories of the instructions of a stage, by phase of its chunks.
@@ -56,7 +97,13 @@ impl InstructionCategories {
     }
 }
 
-impl CpuDevice<'_> {
+impl<'a> CpuDevice<'a> {
+    /// The place of the device.
+    pub fn site(&self) -> DeviceSite<'a> {
+        let CpuDevice { coordinates, program, stage, links, .. } = *self;
+        DeviceSite { coordinates, program, stage, links }
+    }
+
     /// Threads and operand format of GEMMs.
     pub fn gemm_mode(&self) -> GemmMode {
         GemmMode { parallel: self.parallel, dtype: self.gemm_dtype }
@@ -87,15 +134,12 @@ impl CpuDevice<'_> {
         (read, written): (&[Access], &[Access]),
         range: impl Fn(&CpuDevice, &Access) -> Range<usize>,
     ) -> Result<ArenaOperands<'_>, StopReason> {
-        let (mut reads, mut writes) = (OperandRanges::default(), OperandRanges::default());
-        read.iter().for_each(|access| reads.push(range(self, access)));
-        written.iter().for_each(|access| writes.push(range(self, access)));
+        let reads = OperandRanges::of(read, |access| range(self, access));
+        let writes = OperandRanges::of(written, |access| range(self, access));
         // Checked before the call whose result is returned: the borrow checker does not accept an
         // error that uses `self` after a borrow which another path returns.
         if self.arena.operands(reads.as_slice(), writes.as_slice()).is_none() {
-            return Err(
-                self.unsupported(scheduled, "its operands overlap or are outside the arena")
-            );
+            return Err(self.site().invalid_operands(scheduled));
         }
         match self.arena.operands(reads.as_slice(), writes.as_slice()) {
             Some(operands) => Ok(operands),
@@ -103,12 +147,9 @@ impl CpuDevice<'_> {
         }
     }
 
-    /// Elements of an operand in the arena. With ZeRO, a part of a parameter is that of this replica.
+    /// As [`DeviceSite::operand_range`].
     pub fn operand_range(&self, scheduled: &ScheduledInstruction, access: &Access) -> Range<usize> {
-        let replica = (&self.program.context, self.coordinates.replica);
-        let bytes = replica_operand_range(self.stage, replica, (scheduled, access));
-        let element = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
-        element(bytes.start)..element(bytes.end)
+        self.site().operand_range(scheduled, access)
     }
 
     /// Elements of the whole buffer of an operand.
@@ -117,18 +158,13 @@ impl CpuDevice<'_> {
         self.operand_range(scheduled, &Access { extent, ..*access })
     }
 
-    /// The error of an instruction that this backend cannot execute.
+    /// As [`DeviceSite::unsupported`].
     pub fn unsupported(
         &self,
         scheduled: &ScheduledInstruction,
         reason: &'static str,
     ) -> StopReason {
-        StopReason::Failed(Box::new(RunError::Unsupported {
-            stage: self.coordinates.stage as usize,
-            pass: scheduled.pass,
-            origin: scheduled.instr.origin.to_string(),
-            reason,
-        }))
+        self.site().unsupported(scheduled, reason)
     }
 
     /// The tokens of a microbatch that a buffer of `rows` rows holds on this device.
@@ -138,7 +174,7 @@ impl CpuDevice<'_> {
 }
 
 /// Ranges of the operands on one side of an instruction, without an allocation.
-struct OperandRanges {
+pub(crate) struct OperandRanges {
     ranges: [Range<usize>; OPERANDS_MAX],
     count: usize,
 }
@@ -150,6 +186,13 @@ impl Default for OperandRanges {
 }
 
 impl OperandRanges {
+    /// The ranges of some accesses.
+    pub fn of(accesses: &[Access], range: impl Fn(&Access) -> Range<usize>) -> OperandRanges {
+        let mut ranges = OperandRanges::default();
+        accesses.iter().for_each(|access| ranges.push(range(access)));
+        ranges
+    }
+
     /// Adds a range. One too many makes the first invalid, so that the arena refuses all of them.
     fn push(&mut self, range: Range<usize>) {
         match self.ranges.get_mut(self.count) {
@@ -159,7 +202,7 @@ impl OperandRanges {
         self.count = (self.count + 1).min(self.ranges.len());
     }
 
-    fn as_slice(&self) -> &[Range<usize>] {
+    pub fn as_slice(&self) -> &[Range<usize>] {
         &self.ranges[..self.count]
     }
 }

@@ -1,9 +1,11 @@
-//! The clock of a device. It is read once after each instruction, so that the categories of a step
-//! add up to its whole time.
+//! The clock of a device. It is read once after each instruction of the device's thread, so that the categories of a step
+//! add up to its whole time. Of the collectives on the communication thread, the waits for them count.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
+
+use crate::communication::JobSpan;
 
 /// Measures the time of a device by category.
 pub(crate) struct DeviceClock {
@@ -35,6 +37,34 @@ impl DeviceClock {
         self.spans = Vec::with_capacity(instructions);
     }
 
+    /// Whether spans are recorded.
+    pub fn records_spans(&self) -> bool {
+        self.spans_max > 0
+    }
+
+    /// The place of the next instruction's span, which the communication thread measures; `None` if spans are not recorded.
+    pub fn reserve_span(&mut self) -> Option<usize> {
+        let index = self.spans.len();
+        let none = InstructionSpan { start: Duration::ZERO, end: Duration::ZERO };
+        (index < self.spans_max).then(|| {
+            self.spans.push(none);
+            index
+        })
+    }
+
+    /// Sets a reserved span.
+    pub fn set_span(&mut self, (index, [start, end]): JobSpan) {
+        let span = self.span(start, end);
+        if let Some(reserved) = self.spans.get_mut(index) {
+            *reserved = span;
+        }
+    }
+
+    fn span(&self, start: Instant, end: Instant) -> InstructionSpan {
+        let offset = |instant: Instant| instant.saturating_duration_since(self.step_start);
+        InstructionSpan { start: offset(start), end: offset(end) }
+    }
+
     /// Spans of the last step.
     pub fn spans(&self) -> &[InstructionSpan] {
         &self.spans
@@ -57,9 +87,7 @@ impl DeviceClock {
     pub fn end_instruction(&mut self, category: TimeCategory, start: Instant) {
         self.read(category);
         if self.spans.len() < self.spans_max {
-            let offset = |instant: Instant| instant.saturating_duration_since(self.step_start);
-            let span = InstructionSpan { start: offset(start), end: offset(self.last_reading) };
-            self.spans.push(span);
+            self.spans.push(self.span(start, self.last_reading));
         }
     }
 

@@ -115,6 +115,17 @@ impl DeviceLinks {
         DeviceLinks { communicators, outgoing, incoming, outgoing_pipes, abort }
     }
 
+    /// Replaces each communicator by one that calls it.
+    #[cfg(test)]
+    pub fn wrap_communicators(
+        &mut self,
+        wrap: impl Fn(&DeviceGroup, Box<dyn Communicator>) -> Box<dyn Communicator>,
+    ) {
+        let communicators = self.communicators.drain();
+        let wrapped = communicators.map(|(group, inner)| (group, wrap(&group, inner)));
+        self.communicators = wrapped.collect();
+    }
+
     /// The communicator of the device's group of this shape; `None` if the program has no such group, or
     /// the process is not connected with all members.
     pub fn communicator(&self, group: &DeviceGroup) -> Option<&dyn Communicator> {

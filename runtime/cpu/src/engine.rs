@@ -2,12 +2,13 @@
 //! device that a process of a cluster is.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use narrows_plan::model::Model;
-use narrows_plan::program::Buffer;
+use narrows_plan::program::{Buffer, StageProgram};
 use narrows_plan::{Bytes, CheckedProgram, Precision};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{
@@ -18,7 +19,9 @@ use narrows_runtime::{
     scheduled_instructions,
 };
 
+use crate::abort::StopReason;
 use crate::arena::Arena;
+use crate::communication::{CommunicationContext, CommunicationThread};
 use crate::device::{CpuDevice, InstructionCategories};
 use crate::device_clock::DeviceClock;
 use crate::device_links::DeviceLinks;
@@ -46,22 +49,36 @@ struct DeviceState {
     scratch: Vec<f32>,
     report: DeviceReport,
     clock: DeviceClock,
-    links: DeviceLinks,
+    links: Arc<DeviceLinks>,
+    /// `None` where the program allows no collective beside computation.
+    communication: Option<CommunicationThread>,
 }
 
-/// Threads and number format of devices.
+/// Execution of steps on the devices.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
     /// Threads of each device.
     pub threads: usize,
     /// Format to which the operands of GEMMs are rounded.
     pub gemm_dtype: GemmDtype,
+    /// Execution of the collectives that a program allows beside computation.
+    pub collective_order: CollectiveOrder,
+}
+
+/// Execution of the collectives that a program allows beside computation. Both compute the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollectiveOrder {
+    /// Beside computation, on a communication thread for each device.
+    Overlapped,
+    /// In order with all other instructions, on the thread of the device.
+    InOrder,
 }
 
 impl CpuOptions {
-    /// Devices that compute in f32.
-    fn in_f32(threads: usize) -> CpuOptions {
-        CpuOptions { threads, gemm_dtype: GemmDtype::F32 }
+    /// Devices with this many threads each that compute in f32, with overlapped collectives.
+    pub fn new(threads: usize) -> CpuOptions {
+        let (gemm_dtype, collective_order) = (GemmDtype::F32, CollectiveOrder::Overlapped);
+        CpuOptions { threads, gemm_dtype, collective_order }
     }
 
     /// Opens a session. Without a group its devices are all threads of this process; with one it has the device whose number
@@ -95,7 +112,7 @@ pub fn session(
     program: CheckedProgram,
     threads: usize,
 ) -> Result<Session, RunError> {
-    CpuOptions::in_f32(threads).open(model, program, None)
+    CpuOptions::new(threads).open(model, program, None)
 }
 
 /// Opens a session in f32 of the one device whose number is this process's rank.
@@ -108,7 +125,7 @@ pub fn session_of_process(
     threads: usize,
     group: Arc<dyn ProcessGroup>,
 ) -> Result<Session, RunError> {
-    CpuOptions::in_f32(threads).open(model, program, Some(group))
+    CpuOptions::new(threads).open(model, program, Some(group))
 }
 
 impl CpuEngine {
@@ -139,7 +156,7 @@ impl CpuEngine {
     /// An engine for the devices from `first_device`, with the links of each.
     fn new(
         model_program: Arc<ModelProgram>,
-        CpuOptions { threads, gemm_dtype }: CpuOptions,
+        CpuOptions { threads, gemm_dtype, collective_order }: CpuOptions,
         first_device: u64,
         links: Vec<DeviceLinks>,
     ) -> Result<CpuEngine, RunError> {
@@ -150,15 +167,30 @@ impl CpuEngine {
         if gemm_dtype == GemmDtype::Bf16 && !supports_bf16() {
             return Err(RunError::UnsupportedGemmDtype);
         }
-        let mesh = program.context.mesh;
+        let threads_fault =
+            |error: &dyn Error| RunError::DeviceThreads { reason: error.to_string() };
         let devices = (first_device..).zip(links).map(|(device, links)| {
-            let arena = Arena::new(program.stages[DeviceId(device).stage(&mesh)].arena.0);
+            let coordinates = MeshCoordinates::of_device(device, &program.context.mesh);
+            let stage = &program.stages[coordinates.stage as usize];
+            let arena = Arena::new(stage.arena.0);
+            let links = Arc::new(links);
+            let is_overlapped =
+                collective_order == CollectiveOrder::Overlapped && allows_overlap(stage);
+            let context = is_overlapped.then(|| CommunicationContext {
+                model_program: model_program.clone(),
+                coordinates,
+                links: links.clone(),
+                arena: arena.share(),
+            });
+            let communication = context.map(CommunicationThread::start).transpose();
+            let communication = communication.map_err(|error| threads_fault(&error))?;
             let report = DeviceReport::with_arena(Bytes(arena.bytes()));
-            DeviceState { arena, scratch: vec![], report, clock: DeviceClock::new(), links }
+            let (scratch, clock) = (vec![], DeviceClock::new());
+            Ok(DeviceState { arena, scratch, report, clock, links, communication })
         });
-        let devices: Vec<DeviceState> = devices.collect();
-        let device_threads = DeviceThreads::new(devices.len(), threads)
-            .map_err(|error| RunError::DeviceThreads { reason: error.to_string() })?;
+        let devices: Vec<DeviceState> = devices.collect::<Result<_, RunError>>()?;
+        let device_threads =
+            DeviceThreads::new(devices.len(), threads).map_err(|error| threads_fault(&error))?;
         let rope_table = program.head_dim().map(|head_dim| {
             let positions = program.context.workload.sequence_length as usize;
             RopeTable::new(positions, head_dim as usize, &program.constants.rope)
@@ -176,10 +208,26 @@ impl CpuEngine {
         })
     }
 
-    /// The arena of a device.
-    pub fn arena_mut(&mut self, device: u64) -> &mut Arena {
+    /// The arena of a device, once no collective accesses it.
+    pub fn arena_mut(&mut self, device: u64) -> Result<&mut Arena, RunError> {
+        self.wait_for_collectives()?;
         let index = self.index(device);
-        &mut self.devices[index].arena
+        Ok(&mut self.devices[index].arena)
+    }
+
+    /// Waits for the gathers of the last step.
+    fn wait_for_collectives(&self) -> Result<(), RunError> {
+        let threads = self.devices.iter().filter_map(|device| device.communication.as_ref());
+        let mut result = Ok(());
+        for thread in threads {
+            match thread.wait() {
+                Ok(()) => {}
+                // Of a device that failed, which reports why unless it panicked.
+                Err(StopReason::Aborted) => result = Err(RunError::DeviceThreadPanicked),
+                Err(StopReason::Failed(error)) => return Err(*error),
+            }
+        }
+        result
     }
 
     /// Index of a device among those of this process.
@@ -220,6 +268,7 @@ impl Engine for CpuEngine {
                     report: &mut state.report,
                     clock: &mut state.clock,
                     links: &state.links,
+                    communication: state.communication.as_mut(),
                     rope_table: self.rope_table.as_ref(),
                     update_groups: self.model_program.update_groups(stage),
                     categories: &self.categories[stage],
@@ -248,6 +297,7 @@ impl Engine for CpuEngine {
     }
 
     fn read_buffer(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+        self.wait_for_collectives()?;
         Ok(self.devices[self.index(device)].arena.slice(element_range(buffer)).into())
     }
 
@@ -257,7 +307,7 @@ impl Engine for CpuEngine {
         buffer: &Buffer,
         modify: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), RunError> {
-        modify(self.arena_mut(device).slice_mut(element_range(buffer)));
+        modify(self.arena_mut(device)?.slice_mut(element_range(buffer)));
         Ok(())
     }
 
@@ -282,9 +332,40 @@ impl Engine for CpuEngine {
         }
     }
 
+    /// Steps whose spans are recorded end with their gathers.
+    fn recording_changes_execution(&self) -> bool {
+        self.devices.iter().any(|device| {
+            let gathers = device.communication.as_ref().is_some_and(CommunicationThread::gathers);
+            gathers && !device.clock.records_spans()
+        })
+    }
+
     fn instruction_spans(&self, device: u64) -> &[InstructionSpan] {
         self.devices[self.index(device)].clock.spans()
     }
+}
+
+impl Drop for CpuEngine {
+    /// Ends the communication threads before any arena is freed: they access the arenas of all devices of the process.
+    fn drop(&mut self) {
+        let devices = &mut self.devices;
+        let threads = devices.iter_mut().filter_map(|device| device.communication.as_mut());
+        let mut threads: Vec<&mut CommunicationThread> = threads.collect();
+        threads.iter().for_each(|thread| thread.close());
+        // A process that panics leaves the thread of its device alone: it accesses no other arena, and its collectives may wait
+        // for processes that wait for this one to end.
+        if threads.len() == 1 && std::thread::panicking() {
+            return;
+        }
+        threads.iter_mut().for_each(|thread| thread.join());
+    }
+}
+
+/// Whether a stage has collectives that may run beside computation.
+fn allows_overlap(stage: &StageProgram) -> bool {
+    !stage.gradient_buckets.is_empty()
+        || !stage.gather_buckets.is_empty()
+        || stage.all_instructions().any(|instr| instr.overlapped_instrs > 0)
 }
 
 /// Elements of a resident buffer in its arena.

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use narrows_plan::graph::Grouping;
+use narrows_plan::program::{Program, StageProgram};
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::StepInput;
@@ -107,7 +108,12 @@ fn context(mesh: [u64; 3], microbatches: u64, zero: Zero) -> Context {
     let mesh = Mesh { tensor, pipeline, data, context: 1 };
     let global_batch = 2 * data * microbatches;
     let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
-    Context::new(mesh, workload, Precision::Fp32, zero)
+    Context {
+        overlap_grad_reduce: true,
+        overlap_param_gather: true,
+        overlap_tensor_collectives: true,
+        ..Context::new(mesh, workload, Precision::Fp32, zero)
+    }
 }
 
 fn tokens(plan: &Plan) -> Vec<u32> {
@@ -127,6 +133,7 @@ struct PlanCoverage {
     crossing: usize,
     grouped: usize,
     recomputed: usize,
+    overlapped: usize,
 }
 
 impl PlanCoverage {
@@ -135,6 +142,14 @@ impl PlanCoverage {
         self.crossing += usize::from(plan.crossing_layout.is_some());
         self.grouped += usize::from(blocks().any(|block| block.grouping != Grouping::default()));
         self.recomputed += usize::from(blocks().any(|block| !block.recompute.is_empty()));
+    }
+
+    /// Programs with collectives that run on a communication thread.
+    fn add_overlap(&mut self, program: &Program) {
+        let overlaps = |stage: &StageProgram| {
+            !stage.gradient_buckets.is_empty() || !stage.gather_buckets.is_empty()
+        };
+        self.overlapped += usize::from(program.stages.iter().any(overlaps));
     }
 }
 
@@ -163,6 +178,7 @@ fn test_sessions(coverage: &mut PlanCoverage) {
             };
             coverage.add(&plan);
             let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
+            coverage.add_overlap(program.program());
             let mut session = narrows_cpu::session(model, program, threads).unwrap();
             session.initialise(model, 1).unwrap();
             session.record_instruction_spans();
@@ -227,7 +243,10 @@ fn instructions_do_not_allocate() {
     test_sessions(&mut coverage);
     println!("{coverage:?}");
     assert!(
-        coverage.crossing > 2 && coverage.grouped > 2 && coverage.recomputed > 2,
+        coverage.crossing > 2
+            && coverage.grouped > 2
+            && coverage.recomputed > 2
+            && coverage.overlapped > 2,
         "{coverage:?}"
     );
     test_trainer();

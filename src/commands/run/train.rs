@@ -291,7 +291,8 @@ fn session(
         ExecutionTarget::Cpu => {
             let threads = usize::try_from(threads).unwrap_or(usize::MAX);
             let gemm_dtype = training.recipe.gemm_dtype;
-            return CpuOptions { threads, gemm_dtype }.open(model, program, group);
+            return CpuOptions { gemm_dtype, ..CpuOptions::new(threads) }
+                .open(model, program, group);
         }
     };
     narrows_cuda::session(model, program, &options, group, &mut |warning| output::warn(warning))

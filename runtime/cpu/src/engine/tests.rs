@@ -2,6 +2,8 @@
 //! Arenas are filled with NaN, and tensors are loaded whose elements are their own indices: the
 //! elements of an arena that are then not NaN are those that the device holds.
 
+mod overlap;
+
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -60,7 +62,7 @@ impl SharedEngine {
     /// Calls `access` with all elements of a device's arena.
     fn with_arena<R>(&self, device: u64, access: impl FnOnce(&mut [f32]) -> R) -> R {
         let mut engine = self.0.lock().unwrap();
-        let arena = engine.arena_mut(device);
+        let arena = engine.arena_mut(device).unwrap();
         let elements = (arena.bytes() / 4) as usize;
         access(arena.slice_mut(0..elements))
     }
@@ -111,7 +113,7 @@ fn session(miniature: &Miniature) -> (Session, SharedEngine) {
     let resolved = miniature.plan.resolve(&miniature.model).unwrap();
     let program = CheckedProgram::check(lower(&resolved)).unwrap();
     let model_program = Arc::new(ModelProgram::new(&miniature.model, program).unwrap());
-    let engine = CpuEngine::in_memory(model_program.clone(), super::CpuOptions::in_f32(1)).unwrap();
+    let engine = CpuEngine::in_memory(model_program.clone(), super::CpuOptions::new(1)).unwrap();
     let engine = SharedEngine(Arc::new(Mutex::new(engine)));
     (Session::new(model_program, Box::new(engine.clone()), None), engine)
 }

@@ -1,48 +1,89 @@
-//! Collectives along any mesh axis. The bytes that they move are counted where they are moved.
+//! Collectives along any mesh axis, on the thread of the device or on its communication thread.
+
+use std::ops::Range;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
-use narrows_plan::program::CollectiveOp;
+use narrows_plan::program::{CollectiveFunction, CollectiveOp};
 use narrows_runtime::process_group::CollectiveOperands;
 use narrows_runtime::{ScheduledInstruction, bytes_sent_per_member};
 
 use crate::abort::StopReason;
-use crate::device::CpuDevice;
+use crate::arena::ArenaOperands;
+use crate::device::{CpuDevice, DeviceSite};
 
 pub(crate) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     op: &CollectiveOp,
 ) -> Result<(), StopReason> {
-    let links = device.links;
-    let Some(communicator) = links.communicator(&op.group) else {
-        return Err(device.unsupported(scheduled, "its device group is not connected"));
+    let site = device.site();
+    run_collective(&site, scheduled, op, device.operands(scheduled)?)?;
+    count(device, scheduled, op);
+    Ok(())
+}
+
+/// Executes a collective.
+pub(crate) fn run_collective(
+    site: &DeviceSite,
+    scheduled: &ScheduledInstruction,
+    op: &CollectiveOp,
+    mut operands: ArenaOperands,
+) -> Result<(), StopReason> {
+    let Some(communicator) = site.links.communicator(&op.group) else {
+        return Err(site.unsupported(scheduled, "its device group is not connected"));
     };
-    let in_place = scheduled.instr.reads.first() == scheduled.instr.writes.first();
-    let size = communicator.size();
-    let collective = |elements: usize| Collective {
-        kind: op.kind(),
-        payload: Bytes(4 * elements as u64),
-        group: op.group,
-    };
-    let mut elements = 0;
-    let mut operands = device.operands(scheduled)?;
+    let in_place = is_in_place(scheduled);
+    debug_assert_eq!(op.group.size, communicator.size() as u64);
     for index in 0..scheduled.instr.writes.len() {
         let target = operands.write(index);
-        let operands = if in_place {
-            CollectiveOperands::InPlace(target)
-        } else {
-            CollectiveOperands::OutOfPlace { source: operands.read(index), target }
+        let source = if in_place { &[] } else { operands.read(index) };
+        let whole = whole_elements(op, source.len().max(target.len()));
+        let operands = match in_place {
+            true => CollectiveOperands::InPlace(target),
+            false => CollectiveOperands::OutOfPlace { source, target },
         };
         let volume = communicator.run(operands, op.function)?;
-        let equal_shards = volume.whole.is_multiple_of(size * size);
+        // The counts of the report are those of the code that moves the bytes.
+        debug_assert_eq!(volume.whole, whole);
+        let size = communicator.size();
         let received = Bytes(4 * volume.received as u64);
         debug_assert!(
-            !equal_shards || bytes_sent_per_member(&collective(volume.whole)) == received
+            !whole.is_multiple_of(size * size)
+                || bytes_sent_per_member(&collective(op, whole)) == received
         );
-        elements += volume.whole;
     }
-    debug_assert_eq!(op.group.size, size as u64);
-    device.report.count_collective(op.axis, &collective(elements));
     Ok(())
+}
+
+/// Counts the bytes of a collective.
+pub(crate) fn count(device: &mut CpuDevice, scheduled: &ScheduledInstruction, op: &CollectiveOp) {
+    let in_place = is_in_place(scheduled);
+    let (site, instr) = (device.site(), scheduled.instr);
+    let len = |range: Range<usize>| range.end.saturating_sub(range.start);
+    let elements = instr.writes.iter().enumerate().map(|(index, write)| {
+        let target = len(site.operand_range(scheduled, write));
+        let read = instr.reads.get(index).filter(|_| !in_place);
+        let source = read.map_or(0, |read| len(site.operand_range(scheduled, read)));
+        whole_elements(op, source.max(target))
+    });
+    device.report.count_collective(op.axis, &collective(op, elements.sum()));
+}
+
+fn is_in_place(scheduled: &ScheduledInstruction) -> bool {
+    scheduled.instr.reads.first() == scheduled.instr.writes.first()
+}
+
+/// Elements of the whole, unsharded tensor of which the longer operand of a member has this many.
+fn whole_elements(op: &CollectiveOp, operand: usize) -> usize {
+    match op.function {
+        CollectiveFunction::AllToAll => operand * op.group.size as usize,
+        CollectiveFunction::AllReduce(_)
+        | CollectiveFunction::ReduceScatter
+        | CollectiveFunction::AllGather => operand,
+    }
+}
+
+fn collective(op: &CollectiveOp, elements: usize) -> Collective {
+    Collective { kind: op.kind(), payload: Bytes(4 * elements as u64), group: op.group }
 }
