@@ -18,15 +18,11 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use narrows_plan::DeviceGroup;
-use narrows_plan::program::{Action, MicrobatchPass, StageProgram};
-use narrows_runtime::session::{MeshCoordinates, ModelProgram};
-use narrows_runtime::{RunError, ScheduledInstruction};
+use narrows_plan::program::{MicrobatchPass, StageProgram};
+use narrows_runtime::RunError;
 
-use crate::abort::StopReason;
-use crate::arena::SharedArena;
-use crate::device::{DeviceSite, OperandRanges};
-use crate::device_links::DeviceLinks;
-use crate::execute;
+use crate::abort::{AbortFlag, StopReason};
+use crate::device_clock::JobSpan;
 
 /// The communication thread of a device, as the thread of the device uses it.
 pub(crate) struct CommunicationThread {
@@ -49,9 +45,6 @@ pub(crate) struct Job {
     /// Index of its span, if spans are recorded.
     pub span: Option<usize>,
 }
-
-/// Start and end of a collective, with the index of its span.
-pub(crate) type JobSpan = (usize, [Instant; 2]);
 
 struct Shared {
     state: Mutex<State>,
@@ -77,21 +70,16 @@ enum Failure {
     Failed(Box<RunError>),
 }
 
-/// What the thread works with.
-pub(crate) struct CommunicationContext {
-    pub model_program: Arc<ModelProgram>,
-    pub coordinates: MeshCoordinates,
-    pub links: Arc<DeviceLinks>,
-    pub arena: SharedArena,
-}
-
 impl CommunicationThread {
-    /// Starts the thread of a device.
+    /// Starts the thread of a device of a stage, which executes each collective with `run`.
     ///
     /// # Errors
     /// When the system starts no more threads.
-    pub fn start(context: CommunicationContext) -> std::io::Result<CommunicationThread> {
-        let stage = stage(&context);
+    pub fn start(
+        stage: &StageProgram,
+        abort: Arc<AbortFlag>,
+        run: impl FnMut(Job) -> Result<(), StopReason> + Send + 'static,
+    ) -> std::io::Result<CommunicationThread> {
         // An instruction is pending once at most: its next execution waits for it.
         let pending = VecDeque::with_capacity(stage.all_instructions().count());
         let gathers = vec![0; stage.gather_buckets.len()];
@@ -101,7 +89,7 @@ impl CommunicationThread {
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("collectives".into())
-            .spawn(move || run_jobs(&of_thread, context))?;
+            .spawn(move || run_jobs(&of_thread, &abort, run))?;
         Ok(CommunicationThread { shared, thread: Some(thread), handed_over: 0, gathers })
     }
 
@@ -132,7 +120,7 @@ impl CommunicationThread {
     }
 
     /// Whether the device has gather buckets.
-    pub fn gathers(&self) -> bool {
+    pub fn has_gathers(&self) -> bool {
         !self.gathers.is_empty()
     }
 
@@ -199,12 +187,12 @@ impl Shared {
     }
 }
 
-fn stage(context: &CommunicationContext) -> &StageProgram {
-    &context.model_program.program().stages[context.coordinates.stage as usize]
-}
-
 /// Executes collectives until the thread is closed.
-fn run_jobs(shared: &Shared, mut context: CommunicationContext) {
+fn run_jobs(
+    shared: &Shared,
+    abort: &AbortFlag,
+    mut run: impl FnMut(Job) -> Result<(), StopReason>,
+) {
     let mut state = shared.lock();
     loop {
         let Some(job) = state.pending.front().copied() else {
@@ -218,7 +206,7 @@ fn run_jobs(shared: &Shared, mut context: CommunicationContext) {
         drop(state);
         let start = Instant::now();
         if failure.is_none() {
-            let result = catch_unwind(AssertUnwindSafe(|| run_job(&mut context, job)));
+            let result = catch_unwind(AssertUnwindSafe(|| run(job)));
             failure = match result {
                 Ok(Ok(())) => None,
                 Ok(Err(StopReason::Aborted)) => Some(Failure::Aborted),
@@ -227,7 +215,7 @@ fn run_jobs(shared: &Shared, mut context: CommunicationContext) {
             };
         }
         if failure.is_some() {
-            context.links.abort.raise();
+            abort.raise();
         }
         state = shared.lock();
         state.failure = failure;
@@ -235,26 +223,5 @@ fn run_jobs(shared: &Shared, mut context: CommunicationContext) {
         state.ended += 1;
         state.spans.extend(job.span.map(|span| (span, [start, Instant::now()])));
         shared.changed.notify_all();
-    }
-}
-
-fn run_job(context: &mut CommunicationContext, job: Job) -> Result<(), StopReason> {
-    let CommunicationContext { model_program, coordinates, links, arena } = context;
-    let program = model_program.program();
-    let stage = &program.stages[coordinates.stage as usize];
-    let Job { pass, slot, index, .. } = job;
-    let instr = &stage.instructions(pass.chunk_phase())[index];
-    let scheduled = ScheduledInstruction { instr, pass, slot };
-    let site = DeviceSite { coordinates: *coordinates, program, stage, links };
-    let Action::Collective(op) = &instr.action else {
-        return Err(site.unsupported(&scheduled, "it is not a collective"));
-    };
-    let range = |access: &_| site.operand_range(&scheduled, access);
-    let reads = OperandRanges::of(&instr.reads, range);
-    let writes = OperandRanges::of(&instr.writes, range);
-    // SAFETY: the thread of the device keeps away until it has waited, as `hand_over` requires.
-    match unsafe { arena.operands(reads.as_slice(), writes.as_slice()) } {
-        Some(operands) => execute::run_collective(&site, &scheduled, op, operands),
-        None => Err(site.invalid_operands(&scheduled)),
     }
 }

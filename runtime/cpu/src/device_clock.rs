@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 
-use crate::communication::JobSpan;
+/// Start and end of a collective on the communication thread, with the place of its span.
+pub(crate) type JobSpan = (usize, [Instant; 2]);
 
 /// Measures the time of a device by category.
 pub(crate) struct DeviceClock {

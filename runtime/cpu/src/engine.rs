@@ -21,11 +21,12 @@ use narrows_runtime::{
 
 use crate::abort::StopReason;
 use crate::arena::Arena;
-use crate::communication::{CommunicationContext, CommunicationThread};
+use crate::communication::CommunicationThread;
 use crate::device::{CpuDevice, InstructionCategories};
 use crate::device_clock::DeviceClock;
 use crate::device_links::DeviceLinks;
 use crate::device_threads::{DeviceOutcome, DeviceThreads};
+use crate::execute::{self, CommunicationContext};
 use crate::kernels::{Parallel, RopeTable, supports_bf16};
 
 /// The devices of a process.
@@ -176,13 +177,17 @@ impl CpuEngine {
             let links = Arc::new(links);
             let is_overlapped =
                 collective_order == CollectiveOrder::Overlapped && allows_overlap(stage);
-            let context = is_overlapped.then(|| CommunicationContext {
-                model_program: model_program.clone(),
-                coordinates,
-                links: links.clone(),
-                arena: arena.share(),
+            let communication = is_overlapped.then(|| {
+                let mut context = CommunicationContext {
+                    model_program: model_program.clone(),
+                    coordinates,
+                    links: links.clone(),
+                    arena: arena.share(),
+                };
+                let run = move |job| execute::run_job(&mut context, job);
+                CommunicationThread::start(stage, links.abort.clone(), run)
             });
-            let communication = context.map(CommunicationThread::start).transpose();
+            let communication = communication.transpose();
             let communication = communication.map_err(|error| threads_fault(&error))?;
             let report = DeviceReport::with_arena(Bytes(arena.bytes()));
             let (scratch, clock) = (vec![], DeviceClock::new());
@@ -335,7 +340,8 @@ impl Engine for CpuEngine {
     /// Steps whose spans are recorded end with their gathers.
     fn recording_changes_execution(&self) -> bool {
         self.devices.iter().any(|device| {
-            let gathers = device.communication.as_ref().is_some_and(CommunicationThread::gathers);
+            let gathers =
+                device.communication.as_ref().is_some_and(CommunicationThread::has_gathers);
             gathers && !device.clock.records_spans()
         })
     }

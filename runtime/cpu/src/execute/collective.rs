@@ -1,16 +1,21 @@
 //! Collectives along any mesh axis, on the thread of the device or on its communication thread.
+#![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
-use narrows_plan::program::{CollectiveFunction, CollectiveOp};
+use narrows_plan::program::{Action, CollectiveFunction, CollectiveOp};
 use narrows_runtime::process_group::CollectiveOperands;
+use narrows_runtime::session::{MeshCoordinates, ModelProgram};
 use narrows_runtime::{ScheduledInstruction, bytes_sent_per_member};
 
 use crate::abort::StopReason;
-use crate::arena::ArenaOperands;
-use crate::device::{CpuDevice, DeviceSite};
+use crate::arena::{ArenaOperands, SharedArena};
+use crate::communication::Job;
+use crate::device::{CpuDevice, DeviceSite, OperandRanges};
+use crate::device_links::DeviceLinks;
 
 pub(crate) fn run(
     device: &mut CpuDevice,
@@ -23,8 +28,38 @@ pub(crate) fn run(
     Ok(())
 }
 
+/// A device, as its communication thread executes collectives on it.
+pub(crate) struct CommunicationContext {
+    pub model_program: Arc<ModelProgram>,
+    pub coordinates: MeshCoordinates,
+    pub links: Arc<DeviceLinks>,
+    pub arena: SharedArena,
+}
+
+/// Executes a collective on the communication thread.
+pub(crate) fn run_job(context: &mut CommunicationContext, job: Job) -> Result<(), StopReason> {
+    let CommunicationContext { model_program, coordinates, links, arena } = context;
+    let program = model_program.program();
+    let stage = &program.stages[coordinates.stage as usize];
+    let Job { pass, slot, index, .. } = job;
+    let instr = &stage.instructions(pass.chunk_phase())[index];
+    let scheduled = ScheduledInstruction { instr, pass, slot };
+    let site = DeviceSite { coordinates: *coordinates, program, stage, links };
+    let Action::Collective(op) = &instr.action else {
+        return Err(site.unsupported(&scheduled, "it is not a collective"));
+    };
+    let range = |access: &_| site.operand_range(&scheduled, access);
+    let reads = OperandRanges::of(&instr.reads, range);
+    let writes = OperandRanges::of(&instr.writes, range);
+    // SAFETY: the thread of the device keeps away until it has waited, as `hand_over` requires.
+    match unsafe { arena.operands(reads.as_slice(), writes.as_slice()) } {
+        Some(operands) => run_collective(&site, &scheduled, op, operands),
+        None => Err(site.invalid_operands(&scheduled)),
+    }
+}
+
 /// Executes a collective.
-pub(crate) fn run_collective(
+fn run_collective(
     site: &DeviceSite,
     scheduled: &ScheduledInstruction,
     op: &CollectiveOp,

@@ -23,7 +23,7 @@ use narrows_runtime::ScheduledInstruction;
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 
-pub(crate) use collective::run_collective;
+pub(crate) use collective::{CommunicationContext, run_job};
 pub(crate) use optimizer::gradient_square_sum;
 pub(crate) use step::run_step;
 

@@ -21,7 +21,7 @@ use super::*;
 use crate::communication::CommunicationThread;
 use crate::device_links::DeviceLinks;
 
-/// What a communicator does in addition to its collectives.
+/// Disturbance of the collectives of a communicator.
 #[derive(Clone)]
 enum Disturbance {
     /// Sleeps for random times before and after each.
