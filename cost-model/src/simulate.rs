@@ -104,7 +104,7 @@ pub fn simulate(program: &CheckedProgram, prices: StreamPrices) -> Timeline {
     let stages: Vec<StageKernels> =
         indexed.map(|(index, stage)| StageKernels::new(index, stage, mesh, prices)).collect();
     let times: Vec<StageTime> = stages.iter().map(|costs| costs.time.clone()).collect();
-    let microbatches = program.context.workload.microbatches(&program.context.mesh);
+    let passes = program.context.passes();
     let schedules: Vec<_> = program.stages.iter().map(|s| s.schedule.as_slice()).collect();
     let SimulatedStep { time: step_time, spans, stage_syncs, buckets, gathers } =
         simulate_schedules(&times, &schedules);
@@ -122,8 +122,8 @@ pub fn simulate(program: &CheckedProgram, prices: StreamPrices) -> Timeline {
             (span.end - span.begin - costs.time.pass(span.pass.chunk_phase())).0
         });
         let exposed = exposed.unwrap_or(0.0) + waited;
-        let busy = busy * microbatches as f64 + step + Seconds(exposed);
-        breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
+        let busy = busy * passes as f64 + step + Seconds(exposed);
+        breakdown.add(&costs.parts(passes), 1.0 / stages.len() as f64);
         breakdown.collective_exposed += exposed / stages.len() as f64;
         // Sums in another order differ by rounding.
         let idle = step_time - busy;

@@ -79,10 +79,10 @@ impl StageKernels {
         StageKernels { time, passes, step }
     }
 
-    /// The times of a step of this many microbatches by kind of work, without waiting.
-    pub(crate) fn parts(&self, microbatches: u64) -> Breakdown {
+    /// The times of a step of this many forward passes by kind of work, without waiting.
+    pub(crate) fn parts(&self, passes: u64) -> Breakdown {
         let mut parts = Breakdown::default();
-        self.passes.iter().for_each(|kinds| parts.add(kinds, microbatches as f64));
+        self.passes.iter().for_each(|kinds| parts.add(kinds, passes as f64));
         parts.add(&self.step, 1.0);
         parts
     }

@@ -233,6 +233,9 @@ pub struct Context {
     /// Whether tensor-axis collectives of activation gradients overlap with the weight-gradient GEMMs of the linears
     /// that computed them.
     pub overlap_tensor_collectives: bool,
+    /// Whether a pass runs two microbatches, whose instructions alternate so that the collectives of activations of one
+    /// overlap with the computation of the other.
+    pub overlap_microbatch_pairs: bool,
     /// The buckets of the gradients of a stage's first block, where
     /// [`can_split_gradient_bucket`](Context::can_split_gradient_bucket) holds.
     pub last_gradient_bucket: BucketSplit,
@@ -264,6 +267,7 @@ impl Context {
             overlap_grad_reduce: false,
             overlap_param_gather: false,
             overlap_tensor_collectives: false,
+            overlap_microbatch_pairs: false,
             last_gradient_bucket: BucketSplit::Whole,
             first_gather_bucket: BucketSplit::Whole,
             loro_every: None,
@@ -353,6 +357,29 @@ impl Context {
     /// Whether passes may have collectives of activations, with which other collectives do not overlap.
     pub fn has_activation_collectives(&self) -> bool {
         self.mesh.tensor > 1 || self.mesh.context > 1
+    }
+
+    /// Whether passes can run two microbatches: where they have collectives of activations and no other overlap, and an even
+    /// number of microbatches.
+    pub fn can_pair_microbatches(&self) -> bool {
+        let multiple = match self.schedule {
+            PipelineSchedule::Interleaved => 2 * self.mesh.pipeline,
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => 2,
+        };
+        self.has_activation_collectives()
+            && !self.overlap_tensor_collectives
+            && !self.shards_gradients()
+            && self.workload.microbatches(&self.mesh).is_multiple_of(multiple)
+    }
+
+    /// Microbatches that one pass runs.
+    pub fn pass_microbatches(&self) -> u64 {
+        if self.overlap_microbatch_pairs { 2 } else { 1 }
+    }
+
+    /// Forward passes of a step through each chunk.
+    pub fn passes(&self) -> u64 {
+        self.workload.microbatches(&self.mesh) / self.pass_microbatches()
     }
 
     /// Devices along the tensor axis.

@@ -42,6 +42,7 @@ fn programs_of_drawn_plans_pass_the_check() {
             ("gathered keys and tensor axis", program.context.gathers_keys() && mesh.tensor > 1),
             ("context axis", mesh.context > 1 && mesh.tensor == 1),
             ("context and tensor axes", mesh.context > 1 && mesh.tensor > 1),
+            ("pairs of microbatches", program.context.overlap_microbatch_pairs),
             ("three stages", mesh.pipeline == 3),
             ("eight devices", mesh.tensor == 8),
             ("first stage without blocks", stages[0].runs.is_empty()),

@@ -1,7 +1,7 @@
 //! What a plan refuses before it is resolved against a model.
 
-use narrows_plan::Plan;
-use narrows_test_support::plans::{TestRng, draw_case, drawable_models};
+use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
+use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models};
 
 /// Sets a field of a plan to a value.
 type Edit = fn(&mut Plan, u64);
@@ -27,5 +27,38 @@ fn sizes_out_of_range_are_refused_by_field() {
             let problem = format!("{field}: {size} is not between 1 and 16777216");
             assert!(defects.to_string().contains(&problem), "{defects}");
         }
+    }
+}
+
+#[test]
+fn pairs_of_microbatches_are_refused_where_they_overlap_nothing_or_do_not_divide() {
+    let model = drawable_models().swap_remove(0);
+    let context = Context::new(
+        Mesh { tensor: 2, pipeline: 1, data: 2, context: 1 },
+        Workload { global_batch: 8, sequence_length: 64, micro_batch: 2 },
+        Precision::Fp32,
+        Zero::Off,
+    );
+    let context = Context { overlap_microbatch_pairs: true, ..context };
+    let mut rng = TestRng::new(4);
+    let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
+    assert!(plan.resolve(&model).is_ok());
+    let edits: [(Edit, &str); 4] = [
+        (|plan, _| plan.mesh.tensor = 1, "without a tensor or a context axis"),
+        (
+            |plan, _| plan.workload.micro_batch = 4,
+            "needs a multiple of 2 microbatches on each replica; a step has 1",
+        ),
+        (|plan, _| plan.overlap_tensor_collectives = true, "`overlap_tensor_collectives`"),
+        (|plan, _| plan.zero = Zero::Two, "together with ZeRO-2"),
+    ];
+    for (edit, problem) in edits {
+        let mut plan = plan.clone();
+        edit(&mut plan, 0);
+        let defects = plan.resolve(&model).expect_err("no pairs").to_string();
+        assert!(
+            defects.contains("overlap_microbatch_pairs: ") && defects.contains(problem),
+            "{defects}"
+        );
     }
 }

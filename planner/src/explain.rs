@@ -85,6 +85,9 @@ pub struct MeshRow {
     pub overlap_param_gather: bool,
     /// Whether tensor-axis collectives of activation gradients overlap with weight-gradient GEMMs.
     pub overlap_tensor_collectives: bool,
+    /// Whether collectives of activations overlap with the computation of another microbatch. Absent where they do not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub overlap_microbatch_pairs: bool,
     /// Lower bound on the step time of its plans, in seconds.
     pub bound_s: Option<f64>,
     /// Step time of its best plan in seconds, when it was solved.
@@ -340,6 +343,10 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
         let axis = context.activation_axis().name();
         parts.push(format!("{axis}-axis collectives overlapped"));
     }
+    if context.overlap_microbatch_pairs {
+        let axis = context.activation_axis().name();
+        parts.push(format!("{axis}-axis collectives overlapped in pairs of microbatches"));
+    }
     let blocks: Vec<_> = plan.decisions.stages.iter().flatten().collect();
     if let Some(block) = blocks.get(blocks.len() / 2)
         && context.mesh.tensor > 1
@@ -390,6 +397,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         overlap_grad_reduce: report.context.overlap_grad_reduce,
         overlap_param_gather: report.context.overlap_param_gather,
         overlap_tensor_collectives: report.context.overlap_tensor_collectives,
+        overlap_microbatch_pairs: report.context.overlap_microbatch_pairs,
         bound_s: report.bound.map(|bound| bound.0),
         step_time_s: step_time_s(report),
         outcome: report.outcome.clone(),

@@ -51,6 +51,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         context_attention: context.context_attention,
         overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
+        overlap_microbatch_pairs: context.overlap_microbatch_pairs,
         last_gradient_bucket: context.last_gradient_bucket,
         first_gather_bucket: context.first_gather_bucket,
         loro_every: context.loro_every,

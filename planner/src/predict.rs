@@ -216,10 +216,10 @@ pub fn predict_program(
 /// The kernels of all stages, each with its number of runs in a step.
 pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
     let mut counts: IndexMap<Kernel, f64> = IndexMap::new();
-    let microbatches = program.context.workload.microbatches(&program.context.mesh) as f64;
+    let passes = program.context.passes() as f64;
     for stage in &program.stages {
         for at in stage.chunk_phases() {
-            let times = if at.phase == Phase::Step { 1.0 } else { microbatches };
+            let times = if at.phase == Phase::Step { 1.0 } else { passes };
             for instr in stage.instructions(at) {
                 *counts.entry(instr.kernel()).or_default() += times;
             }

@@ -1,5 +1,5 @@
 //! The order in which a device executes its instructions in a step: the passes of the stage's
-//! schedule, each a whole pass of one microbatch through a chunk, then the step phase once.
+//! schedule, each a whole pass of one microbatch, or of a pair, through a chunk, then the step phase once.
 //! Reductions of gradient buckets come as early as they may, within the last pass, and the gathers of gather buckets at
 //! the end of the step.
 

@@ -93,6 +93,8 @@ pub enum ComparedDecision {
     OverlapParamGather,
     /// Overlap of collectives over the tensor axis.
     OverlapTensorCollectives,
+    /// Overlap of two microbatches of a pass.
+    OverlapMicrobatchPairs,
     /// Buckets of the first block's gradients.
     LastGradientBucket,
     /// Gather buckets of the first block's weights.
@@ -136,6 +138,7 @@ impl ComparedDecision {
             ComparedDecision::OverlapGradReduce => "overlap_grad_reduce",
             ComparedDecision::OverlapParamGather => "overlap_param_gather",
             ComparedDecision::OverlapTensorCollectives => "overlap_tensor_collectives",
+            ComparedDecision::OverlapMicrobatchPairs => "overlap_microbatch_pairs",
             ComparedDecision::LastGradientBucket => "last_gradient_bucket",
             ComparedDecision::FirstGatherBucket => "first_gather_bucket",
             ComparedDecision::LoroEvery => "loro_every",
@@ -174,6 +177,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         overlap_grad_reduce,
         overlap_param_gather,
         overlap_tensor_collectives,
+        overlap_microbatch_pairs,
         last_gradient_bucket,
         first_gather_bucket,
         loro_every,
@@ -204,6 +208,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         (Of::OverlapGradReduce, json!(overlap_grad_reduce)),
         (Of::OverlapParamGather, json!(overlap_param_gather)),
         (Of::OverlapTensorCollectives, json!(overlap_tensor_collectives)),
+        (Of::OverlapMicrobatchPairs, json!(overlap_microbatch_pairs)),
         (Of::LastGradientBucket, json!(last_gradient_bucket)),
         (Of::FirstGatherBucket, json!(first_gather_bucket)),
         (Of::LoroEvery, json!(loro_every)),

@@ -39,6 +39,14 @@ pub fn crossing_layout(exported: &ExportedPlan) -> Translation {
     }
 }
 
+/// Two microbatches of a pass.
+pub fn overlap_microbatch_pairs(exported: &ExportedPlan) -> Translation {
+    match exported.plan.overlap_microbatch_pairs {
+        true => Translation::approximated([], "microbatches run one after the other"),
+        false => Translation::implied(),
+    }
+}
+
 /// Gradient buckets of a stage's first block.
 pub fn last_gradient_bucket(exported: &ExportedPlan) -> Translation {
     let is_divided = exported.context().can_split_gradient_bucket();

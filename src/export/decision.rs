@@ -46,6 +46,8 @@ pub enum Decision {
     OverlapParamGather,
     /// Overlap of collectives over the tensor axis.
     OverlapTensorCollectives,
+    /// Overlap of two microbatches of a pass.
+    OverlapMicrobatchPairs,
     /// Gradient buckets of first blocks.
     LastGradientBucket,
     /// Gather buckets of first blocks.
@@ -141,6 +143,7 @@ impl Decision {
         Decision::OverlapGradReduce,
         Decision::OverlapParamGather,
         Decision::OverlapTensorCollectives,
+        Decision::OverlapMicrobatchPairs,
         Decision::LastGradientBucket,
         Decision::FirstGatherBucket,
         Decision::LoroEvery,
@@ -175,6 +178,7 @@ impl Decision {
             Decision::OverlapGradReduce => "overlap_grad_reduce",
             Decision::OverlapParamGather => "overlap_param_gather",
             Decision::OverlapTensorCollectives => "overlap_tensor_collectives",
+            Decision::OverlapMicrobatchPairs => "overlap_microbatch_pairs",
             Decision::LastGradientBucket => "last_gradient_bucket",
             Decision::FirstGatherBucket => "first_gather_bucket",
             Decision::LoroEvery => "loro_every",
@@ -223,6 +227,7 @@ impl Decision {
             Decision::OverlapGradReduce => on(plan.overlap_grad_reduce),
             Decision::OverlapParamGather => on(resolved.context.gathers_in_forward()),
             Decision::OverlapTensorCollectives => on(plan.overlap_tensor_collectives),
+            Decision::OverlapMicrobatchPairs => on(plan.overlap_microbatch_pairs),
             Decision::LastGradientBucket => name(serde_json::json!(plan.last_gradient_bucket)),
             Decision::FirstGatherBucket => name(serde_json::json!(plan.first_gather_bucket)),
             Decision::LoroEvery => {

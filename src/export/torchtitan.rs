@@ -87,6 +87,7 @@ impl TargetFramework for Torchtitan {
                     ),
                 }
             }
+            Decision::OverlapMicrobatchPairs => common::overlap_microbatch_pairs(exported),
             Decision::LastGradientBucket => common::last_gradient_bucket(exported),
             Decision::FirstGatherBucket => common::first_gather_bucket(exported),
             Decision::LoroEvery => common::loro_every(exported),

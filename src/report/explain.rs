@@ -238,14 +238,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
             row.micro_batch.to_string().into(),
             zero_stage(row.zero, row.shard_size).unwrap_or_default().into(),
             schedule.into(),
-            match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
-                (true, true) => "both",
-                (true, false) => "data",
-                (false, true) => "tensor",
-                (false, false) => "",
-            }
-            .to_owned()
-            .into(),
+            overlap_words(row).into(),
             time(row.bound_s, ""),
             time(row.step_time_s, outcome(&row.outcome)),
         ]
@@ -285,6 +278,20 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
             ));
         }
     }
+}
+
+/// The collectives of a configuration that overlap with computation.
+fn overlap_words(row: &MeshRow) -> String {
+    let data = row.overlap_grad_reduce;
+    match (data, row.overlap_tensor_collectives, row.overlap_microbatch_pairs) {
+        (true, false, true) => "data, pairs",
+        (true, true, _) => "both",
+        (true, false, false) => "data",
+        (false, _, true) => "pairs",
+        (false, true, false) => "tensor",
+        (false, false, false) => "",
+    }
+    .to_owned()
 }
 
 /// Legend of the meshes in the table.

@@ -359,7 +359,10 @@ fn beside_later_passes(program: &Program) -> Option<String> {
         })
     };
     let in_last_pass = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
-    let activations = format!("{}-axis collectives", program.context.activation_axis().name());
+    let axis = program.context.activation_axis().name();
+    let in_pairs = program.context.overlap_microbatch_pairs;
+    let pairs = if in_pairs { " in pairs of microbatches" } else { "" };
+    let activations = format!("{axis}-axis collectives{pairs}");
     let of_data = beside(|axis| axis == Axis::Data);
     Some(match (of_data, in_last_pass, beside(Axis::shards_activations)) {
         (true, _, true) => format!("data-axis and {activations}"),
@@ -369,6 +372,7 @@ fn beside_later_passes(program: &Program) -> Option<String> {
         (true, _, false) => "gradients are reduced during the backward passes".into(),
         (false, true, true) => format!("gradient reductions and {activations}"),
         (false, true, false) => "gradients are reduced during the last backward pass".into(),
+        (false, false, true) if in_pairs => format!("{axis}-axis collectives{pairs}"),
         (false, false, true) => format!("{activations} overlapped with weight-gradient GEMMs"),
         (false, false, false) => return None,
     })

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::DType;
+use crate::context::Context;
 use crate::program::{
     ALIGNMENT, Access, Buffer, BufferId, BufferRole, Extent, Instr, StageProgram,
 };
@@ -43,7 +44,12 @@ impl ByteOwners {
 }
 
 /// Checks operands, placement and roles of the buffers of a stage, without a walk.
-pub(super) fn check_placement(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
+pub(super) fn check_placement(
+    index: usize,
+    stage: &StageProgram,
+    context: &Context,
+    errors: &mut CheckErrors,
+) {
     // The other checks add sizes, which cannot overflow once this one has passed.
     if let Err(fault) = check_arena(stage) {
         return errors.push_stage(index, fault);
@@ -55,7 +61,10 @@ pub(super) fn check_placement(index: usize, stage: &StageProgram, errors: &mut C
             }
         }
     }
-    for check in [check_copied_roles, check_disjoint, check_roles] {
+    let roles = |stage: &StageProgram| check_roles(stage, context.pass_microbatches());
+    for check in
+        [&check_copied_roles as &dyn Fn(&StageProgram) -> CheckResult, &check_disjoint, &roles]
+    {
         if let Err(fault) = check(stage) {
             errors.push_stage(index, fault);
         }
@@ -158,9 +167,9 @@ fn check_disjoint(stage: &StageProgram) -> CheckResult {
     Ok(())
 }
 
-/// Checks the buffers that executors find by role: one square sum, and at most one of token ids, targets
-/// and loss, each in the format of its role.
-fn check_roles(stage: &StageProgram) -> CheckResult {
+/// Checks the buffers that executors find by role: one square sum, at most one loss, and token ids and targets for no more
+/// microbatches than a pass runs, each in the format of its role.
+fn check_roles(stage: &StageProgram, microbatches: u64) -> CheckResult {
     use BufferRole::{Loss, SquareSum, Targets, Tokens};
     for (role, dtype, content) in [
         (Tokens, DType::U32, "input token ids"),
@@ -168,16 +177,18 @@ fn check_roles(stage: &StageProgram) -> CheckResult {
         (Loss, DType::F32, "the loss"),
         (SquareSum, DType::F32, "the sum of squared gradients"),
     ] {
-        let mut buffers = stage.buffers.iter().filter(|buffer| buffer.role == role);
-        let first = buffers.next();
-        ensure(first.is_some() || role != SquareSum, || format!("has no buffer for {content}"))?;
-        if let (Some(first), Some(second)) = (first, buffers.next()) {
+        let buffers = || stage.buffers.iter().filter(|buffer| buffer.role == role);
+        let most = if role.is_input() { microbatches as usize } else { 1 };
+        ensure(role != SquareSum || buffers().count() > 0, || {
+            format!("has no buffer for {content}")
+        })?;
+        if let (Some(one), Some(other)) = (buffers().nth(most - 1), buffers().nth(most)) {
             return fault(format!(
-                "has two buffers for {content}: `{}` and `{}`",
-                first.name, second.name
+                "has too many buffers for {content}, such as `{}` and `{}`",
+                one.name, other.name
             ));
         }
-        if let Some(buffer) = first {
+        for buffer in buffers() {
             let Extent { rows, columns, dtype: stored } = buffer.extent;
             let scalar = matches!(role, Loss | SquareSum);
             ensure(stored == dtype && columns == 1 && (rows == 1 || !scalar), || {

@@ -134,11 +134,10 @@ fn check(program: &Program) -> CheckErrors {
         errors.push_program(fault);
         return errors;
     }
-    let microbatches = program.context.workload.microbatches(&program.context.mesh);
     for (index, stage) in program.stages.iter().enumerate() {
-        memory::check_placement(index, stage, &mut errors);
+        memory::check_placement(index, stage, &program.context, &mut errors);
         shards::check_shards(index, stage, &program.context, &mut errors);
-        if let Err(fault) = passes::check_passes(stage, program.context.chunks, microbatches) {
+        if let Err(fault) = passes::check_passes(stage, &program.context) {
             errors.push_stage(index, fault);
         }
         passes::check_weight_gradient_pass(index, stage, &mut errors);
@@ -184,6 +183,12 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
         return fault(format!(
             "{} sequences do not divide into microbatches of {} on {} replicas",
             work.global_batch, work.micro_batch, mesh.data
+        ));
+    }
+    if !work.microbatches(&mesh).is_multiple_of(context.pass_microbatches()) {
+        return fault(format!(
+            "{} microbatches of a replica do not divide into pairs",
+            work.microbatches(&mesh)
         ));
     }
     let parts = context.context_attention.position_parts(&mesh);
@@ -243,6 +248,7 @@ fn walk(program: &Program, errors: &mut CheckErrors) {
     let last = stages.len() - 1;
     for (index, stage) in stages.iter_mut().enumerate() {
         if stage.errors.0.is_empty() {
+            stage.check_microbatches();
             stage.check_gradients();
         }
         if stage.errors.0.is_empty() {

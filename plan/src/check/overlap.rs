@@ -1,6 +1,6 @@
 //! Checks that collectives may overlap with the instructions after them.
 //!
-//! The walk proves the instructions correct in their order. Here, no instruction that overlaps with a collective accesses bytes that
+//! The walk proves the instructions correct in their order. Here, no computation that overlaps with a collective accesses bytes that
 //! the collective writes, or writes bytes that it reads, so every interleaving gives the same contents.
 
 use std::ops::Range;
@@ -39,7 +39,8 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
     let first_computation =
         following[..count].iter().position(|other| !other.action.is_communication());
     for (at, other) in following[..count].iter().enumerate() {
-        // Leading collectives run one after the other, and all overlap with the same computation.
+        // Leading collectives run one after the other, each perhaps on the result of the one before, and all overlap with
+        // the same computation.
         let is_next = first_computation.is_some_and(|first| at < first)
             && matches!(other.action, Action::Collective(_))
             && other.overlapped_instrs == count - at - 1;
@@ -53,7 +54,7 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
         let races = conflicts(&instr.writes, &other.reads)
             || conflicts(&instr.writes, &other.writes)
             || conflicts(&other.writes, &instr.reads);
-        ensure(!races, || {
+        ensure(is_next || !races, || {
             format!("overlaps with `{}`, which accesses the same bytes", other.origin)
         })?;
     }

@@ -3,13 +3,15 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::context::Context;
 use crate::program::{Action, ChunkPhase, MicrobatchPass, ModelChunk, Phase, StageProgram};
 
 use super::error::{CheckErrors, CheckFault, CheckResult, ensure, fault};
 
-/// Checks that each microbatch runs every pass through each of `chunks` chunks once and in order, with at most `slots` in
+/// Checks that each microbatch, or pair of them, runs every pass through each chunk once and in order, with at most `slots` in
 /// flight, and that no buffer has fewer copies than microbatches need at once.
-pub(super) fn check_passes(stage: &StageProgram, chunks: u64, microbatches: u64) -> CheckResult {
+pub(super) fn check_passes(stage: &StageProgram, context: &Context) -> CheckResult {
+    let (chunks, microbatches) = (context.chunks, context.passes());
     ensure(stage.chunks.len() as u64 == chunks, || {
         format!("has {} chunks instead of {chunks}", stage.chunks.len())
     })?;

@@ -42,6 +42,15 @@ pub(super) struct ChunkBoundary {
     pub sent: Vec<ForwardValueId>,
 }
 
+/// A tensor on its way to another stage.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentTensor {
+    /// Its state, with a value of the sending stage.
+    pub state: AbstractState,
+    /// The microbatch that an activation belongs to, counted from the first of its pass.
+    pub microbatch: Option<u64>,
+}
+
 /// Checker of one stage.
 pub(super) struct StageChecker<'a> {
     pub context: &'a Context,
@@ -59,9 +68,9 @@ pub(super) struct StageChecker<'a> {
     /// Sections of the values.
     pub known_sections: HashMap<ForwardValueId, Vec<u64>>,
     /// Tensors sent by the previous stage of the pass.
-    pub incoming: VecDeque<AbstractState>,
+    pub incoming: VecDeque<SentTensor>,
     /// Tensors sent to the next stage of the pass.
-    pub outgoing: VecDeque<AbstractState>,
+    pub outgoing: VecDeque<SentTensor>,
     /// Values received and sent in the forward pass through each chunk.
     pub boundaries: Vec<ChunkBoundary>,
     /// The phase that is walked.
@@ -126,7 +135,7 @@ impl<'a> StageChecker<'a> {
         match (buffer.role, &buffer.shard) {
             (BufferRole::Weight, Some(shard)) => {
                 let (rows, columns) = shards::sharded_extents(shard, self.context.tensor_size());
-                let value = self.graph.add_input(&buffer.name);
+                let value = self.graph.add_input(&buffer.name, None);
                 self.weights.insert(value, id);
                 let state = AbstractState::new(AbstractValue::Value(value), rows, columns, dtype);
                 self.parameter_contents(buffer, state)
@@ -140,7 +149,9 @@ impl<'a> StageChecker<'a> {
             (BufferRole::Tokens | BufferRole::Targets, _) => {
                 match self.tokens(buffer.extent.rows) {
                     Some(rows) => {
-                        let value = self.graph.add_input(&buffer.name);
+                        let mut inputs = self.stage.inputs();
+                        let microbatch = inputs.find(|(other, _)| *other == id).map(|(_, at)| at);
+                        let value = self.graph.add_input(&buffer.name, microbatch);
                         let state = AbstractState::new(
                             AbstractValue::Value(value),
                             rows,
@@ -421,6 +432,32 @@ impl<'a> StageChecker<'a> {
                     && users.iter().any(|(user, _)| self.graph.kind(*user) == ForwardOpKind::Loss)
             })
         })
+    }
+
+    /// Checks that every microbatch of a pass goes through each chunk: its activations are sent to the next stage, or its loss
+    /// is computed.
+    pub fn check_microbatches(&mut self) {
+        for chunk in 0..self.boundaries.len() {
+            let virtual_stage = self.context.virtual_stage(self.index, chunk);
+            let is_last = virtual_stage + 1 == self.context.virtual_stages();
+            let sent =
+                self.boundaries[chunk].sent.iter().map(|value| self.graph.microbatch(*value));
+            let mut found = match is_last {
+                true => self.graph.microbatches_of_losses(),
+                false => sent.collect(),
+            };
+            found.sort();
+            // Several tensors of a microbatch are sent, but there is one loss.
+            let losses = found.len();
+            found.dedup();
+            let expected = (0..self.context.pass_microbatches()).map(Some);
+            if !found.iter().copied().eq(expected) || is_last && losses != found.len() {
+                let what = if is_last { "compute the loss" } else { "send the activations" };
+                let problem =
+                    format!("the forward pass does not {what} of each of its microbatches");
+                self.errors.push_stage(self.index, CheckFault { problem, hint: None });
+            }
+        }
     }
 
     /// Checks that every weight has its complete gradient after the backward pass.

@@ -6,6 +6,7 @@ use crate::program::{P2pTransfer, Phase};
 use super::error::{CheckResult, ensure, fault};
 use super::lattice::{AbstractState, AbstractValue, OperandWrite, WriteTarget};
 use super::operands::InstrOperands;
+use super::stage::SentTensor;
 use super::values::ForwardOpKind;
 
 fn check_neighbour(
@@ -61,7 +62,8 @@ pub(super) fn send(
             // The send is a use of the value: the neighbour sends its gradient contribution back.
             operands.checker.graph.apply(ForwardOpKind::Send, vec![value], &[])?;
             operands.checker.boundary().sent.push(value);
-            operands.checker.outgoing.push_back(state);
+            let microbatch = operands.checker.graph.microbatch(value);
+            operands.checker.outgoing.push_back(SentTensor { state, microbatch });
         } else {
             send_gradient(operands, &state)?;
         }
@@ -77,9 +79,9 @@ fn send_gradient(operands: &mut InstrOperands, state: &AbstractState) -> CheckRe
         Some(index) => {
             // The neighbour identifies the tensor by its position among those it sent.
             let tensor = received[index];
-            check.outgoing.push_back(
-                state.with_value(AbstractValue::Gradient { of: tensor, uses: index as u64 }),
-            );
+            let value = AbstractValue::Gradient { of: tensor, uses: index as u64 };
+            let state = state.with_value(value);
+            check.outgoing.push_back(SentTensor { state, microbatch: None });
             Ok(())
         }
         None => fault(format!(
@@ -101,9 +103,11 @@ pub(super) fn receive(
     for access in &operands.instr.writes {
         let name = operands.checker.stage.buffer(access.buffer).name.clone();
         let check = &mut *operands.checker;
-        let Some(state) = check.incoming.pop_front() else { return Ok(None) };
+        let Some(SentTensor { state, microbatch }) = check.incoming.pop_front() else {
+            return Ok(None);
+        };
         let value = if forward {
-            let value = check.graph.add_input(&name);
+            let value = check.graph.add_input(&name, microbatch);
             check.boundary().received.push(value);
             AbstractValue::Value(value)
         } else {

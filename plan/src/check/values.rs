@@ -89,6 +89,8 @@ struct ForwardValue {
     producer: Option<ForwardOpId>,
     uses: Vec<(ForwardOpId, usize)>,
     name: String,
+    /// The microbatch that the value belongs to, counted from the first of its pass; `None` for what all share.
+    microbatch: Option<u64>,
 }
 
 /// All values of a stage.
@@ -103,12 +105,18 @@ pub(super) struct ForwardGraph {
 
 impl ForwardGraph {
     /// Adds a value that the stage does not compute: a weight, token ids, a received tensor.
-    pub fn add_input(&mut self, name: &str) -> ForwardValueId {
-        self.add_value(None, name)
+    pub fn add_input(&mut self, name: &str, microbatch: Option<u64>) -> ForwardValueId {
+        self.add_value(None, name, microbatch)
     }
 
-    fn add_value(&mut self, producer: Option<ForwardOpId>, name: &str) -> ForwardValueId {
-        self.values.push(ForwardValue { producer, uses: vec![], name: name.to_string() });
+    fn add_value(
+        &mut self,
+        producer: Option<ForwardOpId>,
+        name: &str,
+        microbatch: Option<u64>,
+    ) -> ForwardValueId {
+        let name = name.to_string();
+        self.values.push(ForwardValue { producer, uses: vec![], name, microbatch });
         ForwardValueId(self.values.len() as u32 - 1)
     }
 
@@ -138,6 +146,7 @@ impl ForwardGraph {
                 names.join(", ")
             ));
         }
+        let microbatch = self.common_microbatch(&inputs)?;
         let node = ForwardOpId(self.ops.len() as u32);
         for (port, input) in inputs.iter().enumerate() {
             if kind.differentiates(port) {
@@ -148,10 +157,38 @@ impl ForwardGraph {
             }
         }
         let outputs: Vec<ForwardValueId> =
-            names.iter().map(|name| self.add_value(Some(node), name)).collect();
+            names.iter().map(|name| self.add_value(Some(node), name, microbatch)).collect();
         self.op_ids.insert((kind, inputs.clone()), node);
         self.ops.push(ForwardOp { kind, inputs, outputs: outputs.clone() });
         Ok(outputs)
+    }
+
+    /// The microbatch of the inputs of an operation.
+    fn common_microbatch(&self, inputs: &[ForwardValueId]) -> CheckResult<Option<u64>> {
+        let mut known: Option<(ForwardValueId, u64)> = None;
+        for input in inputs {
+            let Some(microbatch) = self.microbatch(*input) else { continue };
+            let (first, expected) = *known.get_or_insert((*input, microbatch));
+            ensure(expected == microbatch, || {
+                format!(
+                    "reads {} and {}, which belong to different microbatches of the pass",
+                    self.name(first),
+                    self.name(*input)
+                )
+            })?;
+        }
+        Ok(known.map(|(_, microbatch)| microbatch))
+    }
+
+    /// The microbatch that a value belongs to, counted from the first of its pass; `None` for what all share.
+    pub fn microbatch(&self, value: ForwardValueId) -> Option<u64> {
+        self.values[value.0 as usize].microbatch
+    }
+
+    /// The microbatches whose losses are computed.
+    pub fn microbatches_of_losses(&self) -> Vec<Option<u64>> {
+        let losses = self.ops.iter().filter(|op| op.kind == ForwardOpKind::Loss);
+        losses.flat_map(|op| &op.outputs).map(|loss| self.microbatch(*loss)).collect()
     }
 
     /// The operation of this kind on these inputs, if any.

@@ -53,6 +53,45 @@ impl Plan {
         defects
     }
 
+    /// Microbatches in pairs where there is nothing to overlap, where they do not divide, or with other overlap of passes.
+    fn pair_defects(&self, microbatches: u64) -> Vec<Defect> {
+        if !self.overlap_microbatch_pairs {
+            return vec![];
+        }
+        let mut defects = vec![];
+        let mut defect = |problem: String, hint: &str| {
+            defects.push(Defect::new("overlap_microbatch_pairs", problem).hint(hint));
+        };
+        let omit = "omit `overlap_microbatch_pairs`";
+        if self.mesh.tensor == 1 && self.mesh.context == 1 {
+            let problem = "is set, but without a tensor or a context axis passes have no collectives to overlap";
+            defect(problem.into(), omit);
+        }
+        let multiple = match self.schedule {
+            PipelineSchedule::Interleaved => 2 * self.mesh.pipeline,
+            _ => 2,
+        };
+        if !microbatches.is_multiple_of(multiple) {
+            let problem = format!(
+                "needs a multiple of {multiple} microbatches on each replica; a step has {microbatches}"
+            );
+            defect(problem, "another global batch or microbatch size");
+        }
+        if self.overlap_tensor_collectives {
+            let problem = "is set together with `overlap_tensor_collectives`: a collective overlaps with the other \
+                           microbatch or with a weight-gradient GEMM";
+            defect(problem.into(), "one of the two");
+        }
+        if self.zero >= Zero::Two && self.shard_size() > 1 {
+            let problem = format!(
+                "is set together with ZeRO-{}, whose passes have collectives over the data axis",
+                self.zero.stage()
+            );
+            defect(problem, "the ZeRO stage one, or no pairs");
+        }
+        defects
+    }
+
     /// Sizes of the mesh and the workload that are out of range.
     fn size_defects(&self) -> Defects {
         let sizes = [
@@ -108,6 +147,7 @@ impl Plan {
         if defects.0.is_empty() {
             let microbatches = self.workload.microbatches(&self.mesh);
             self.interleaving_defects(microbatches).into_iter().for_each(|d| defects.push(d));
+            self.pair_defects(microbatches).into_iter().for_each(|d| defects.push(d));
         }
         if defects.0.is_empty() && !self.mesh.replicas().is_multiple_of(self.shard_size()) {
             let problem = format!(
@@ -140,6 +180,7 @@ impl Plan {
             overlap_grad_reduce: self.overlap_grad_reduce,
             overlap_param_gather: self.overlap_param_gather,
             overlap_tensor_collectives: self.overlap_tensor_collectives,
+            overlap_microbatch_pairs: self.overlap_microbatch_pairs,
             last_gradient_bucket: self.last_gradient_bucket,
             first_gather_bucket: self.first_gather_bucket,
             loro_every: self.loro_every,

@@ -74,6 +74,10 @@ pub struct Plan {
     /// computed them; absent where they do not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_tensor_collectives: bool,
+    /// Whether passes run two microbatches each, of which the collectives of activations of one overlap with the computation
+    /// of the other; absent where passes run one.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub overlap_microbatch_pairs: bool,
     /// Buckets of the gradients of a stage's first block, the last to be complete; absent for `whole`. Without effect where no
     /// gradients are reduced in buckets: without `overlap_grad_reduce`, and with ZeRO-2 and ZeRO-3.
     #[serde(default, skip_serializing_if = "BucketSplit::is_default")]

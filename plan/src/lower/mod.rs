@@ -8,6 +8,7 @@
 mod backward;
 mod exact_step;
 mod forward;
+mod microbatch_pairs;
 mod sharded_parameters;
 mod stage;
 mod stage_lowering;

@@ -31,6 +31,9 @@ pub(super) fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {
         lowering.forward(chunk);
         lowering.backward(chunk);
     }
+    if plan.context.overlap_microbatch_pairs {
+        lowering.pair_microbatches();
+    }
     lowering.step(&sites);
     lowering.exact_step(&sites);
     lowering.finish()

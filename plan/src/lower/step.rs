@@ -89,7 +89,8 @@ impl StageLowering<'_> {
                 self.push_coalesced(site, bucket, CoalescedCollective::AllGather);
                 let gathers = start..self.program.step.len();
                 if !gathers.is_empty() {
-                    let before = match is_split {
+                    // Positions in the pass of one microbatch are none in that of two.
+                    let before = match is_split || self.plan.context.overlap_microbatch_pairs {
                         true => self.first_access(&gathers),
                         false => self.forward_begins[&site.instance],
                     };
@@ -135,7 +136,8 @@ impl StageLowering<'_> {
                 self.reduce_over_replicas(site, bucket);
                 let reductions = start..self.program.step.len();
                 if !reductions.is_empty() {
-                    let after = match reduced.is_split {
+                    let after = match reduced.is_split || self.plan.context.overlap_microbatch_pairs
+                    {
                         true => self.last_access(&reductions),
                         false => self.segment_end(site),
                     };

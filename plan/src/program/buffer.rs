@@ -33,11 +33,11 @@ pub enum BufferRole {
     SecondMoment,
     /// The fp32 master copy of a weight, in mixed precision.
     MasterWeight,
-    /// Input token ids of a microbatch. Stages with the embedding have one such buffer.
+    /// Input token ids of a microbatch. Stages with the embedding have such a buffer for each microbatch of a pass.
     Tokens,
-    /// Token ids to predict. Stages with the head have one such buffer.
+    /// Token ids to predict. Stages with the head have such a buffer for each microbatch of a pass.
     Targets,
-    /// Loss of the microbatch, one fp32 scalar. Stages with the head have one such buffer.
+    /// Loss of the last microbatch, one fp32 scalar. Stages with the head have one such buffer.
     Loss,
     /// Sum of all squared gradients, one fp32 scalar. Every stage has one such buffer.
     SquareSum,
@@ -67,6 +67,11 @@ impl BufferRole {
     pub fn is_optimizer_state(self) -> bool {
         use BufferRole::{FirstMoment, MasterWeight, SecondMoment};
         matches!(self, FirstMoment | SecondMoment | MasterWeight)
+    }
+
+    /// Whether the buffer is loaded with token ids before each pass.
+    pub fn is_input(self) -> bool {
+        matches!(self, BufferRole::Tokens | BufferRole::Targets)
     }
 
     /// Whether the buffer keeps its bytes for the whole step and shares them with no other.

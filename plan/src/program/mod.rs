@@ -12,6 +12,10 @@
 //!
 //! - *Inputs.* Token and target buffers have one copy, not one per microbatch in flight. Before every
 //!   pass, forward or backward, they are loaded with the ids of the pass's microbatch.
+//! - *Pairs of microbatches.* With [`overlap_microbatch_pairs`](Context::overlap_microbatch_pairs), pass i runs microbatches
+//!   2·i and 2·i + 1: its instruction lists have the instructions of both, each with activations of its own. The first of two
+//!   token buffers has the ids of the first microbatch, and the second those of the second; so do target buffers
+//!   ([`StageProgram::inputs`]). A transfer has the tensors of the first microbatch and then those of the second.
 //! - *Tied weights.* On one stage the embedding and the head share one buffer. It is stored
 //!   output-major, vocabulary × hidden, as the embedding's passes see it; its gradient, moments and
 //!   master copy have the same layout. The head's GEMMs read the transpose, and the buffer's shard is

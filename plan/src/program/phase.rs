@@ -78,7 +78,7 @@ pub struct MicrobatchPass {
     pub phase: Phase,
     /// Index of the chunk in its stage; 0 in the step phase.
     pub chunk: usize,
-    /// Index of the microbatch; 0 in the step phase.
+    /// Index of the microbatch, or of the pair where passes run two; 0 in the step phase.
     pub microbatch: u64,
 }
 

@@ -30,7 +30,7 @@ pub struct StageSchedule {
     pub stages: u64,
     /// Chunks of each stage; 1 unless the schedule is interleaved.
     pub chunks: u64,
-    /// Microbatches of a step.
+    /// Microbatches of a step, or pairs of them where passes run two.
     pub microbatches: u64,
 }
 
@@ -42,7 +42,7 @@ impl StageSchedule {
             stage,
             stages: context.mesh.pipeline,
             chunks: context.chunks,
-            microbatches: context.workload.microbatches(&context.mesh),
+            microbatches: context.passes(),
         }
     }
 

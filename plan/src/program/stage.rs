@@ -162,8 +162,20 @@ impl StageProgram {
         &self.buffers[id.0 as usize]
     }
 
-    /// The first buffer with this role, if any. A stage has at most one buffer of each role of
-    /// microbatch inputs, loss and square sum.
+    /// The buffers that are loaded with token ids before each pass, with the microbatches that they are for, counted from the
+    /// pass's first.
+    pub fn inputs(&self) -> impl Iterator<Item = (BufferId, u64)> {
+        let mut counts = [0; 2];
+        let inputs = self.buffers.iter().enumerate().filter(|(_, buffer)| buffer.role.is_input());
+        inputs.map(move |(index, buffer)| {
+            let count = &mut counts[usize::from(buffer.role == BufferRole::Targets)];
+            *count += 1;
+            (BufferId(index as u32), *count - 1)
+        })
+    }
+
+    /// The first buffer with this role, if any. A stage has at most one buffer with the role of the loss or of the square
+    /// sum.
     pub fn buffer_with_role(&self, role: BufferRole) -> Option<BufferId> {
         let index = self.buffers.iter().position(|buffer| buffer.role == role)?;
         Some(BufferId(index as u32))

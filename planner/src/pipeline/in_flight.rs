@@ -10,5 +10,6 @@ pub(crate) fn in_flight_in_chunks(context: &Context, stage: usize) -> Vec<u64> {
 
 /// Number of microbatches whose activations a chunk of a stage stores at once, at least.
 pub(crate) fn in_flight_in_chunk(context: &Context, stage: usize, chunk: u64) -> u64 {
-    StageSchedule::of(context, stage as u64).microbatches_in_flight(chunk)
+    let schedule = StageSchedule::of(context, stage as u64);
+    schedule.microbatches_in_flight(chunk) * context.pass_microbatches()
 }

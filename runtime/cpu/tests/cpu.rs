@@ -2,7 +2,7 @@
 
 use narrows_plan::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::program::GradientBucket;
-use narrows_plan::{CheckedProgram, Precision, lower};
+use narrows_plan::{CheckedProgram, Plan, Precision, Zero, lower};
 use narrows_runtime::Optimizer;
 use narrows_runtime::session::{StepInput, TensorKind};
 use narrows_test_support::conformance;
@@ -36,17 +36,20 @@ fn overlap_and_schedules_change_no_bit_in_more_plans() {
 /// schedule.
 fn check_orders(numbers: impl Iterator<Item = usize>) {
     let (mut buckets, mut gather_buckets) = (0, 0);
-    let (mut overlapped_gemms, mut deferred_gemms) = (0, 0);
+    let (mut overlapped_gemms, mut deferred_gemms, mut paired) = (0, 0, 0);
     for case in conformance::cases(Precision::Fp32, numbers) {
         if case.plan.mesh.devices() == 1 {
             continue;
         }
-        let mut weights_after = |overlaps: bool, schedule: PipelineSchedule| {
-            let mut plan = case.plan.clone();
-            plan.schedule = schedule;
-            plan.overlap_grad_reduce = overlaps;
-            plan.overlap_param_gather = overlaps;
-            plan.overlap_tensor_collectives = overlaps;
+        let plan_with = |overlaps: bool, schedule: PipelineSchedule| Plan {
+            schedule,
+            overlap_grad_reduce: overlaps,
+            overlap_param_gather: overlaps,
+            overlap_tensor_collectives: overlaps,
+            overlap_microbatch_pairs: false,
+            ..case.plan.clone()
+        };
+        let mut weights_after = |plan: Plan| {
             let program = lower(&plan.resolve(&case.model).unwrap());
             let of_stages = program.stages.iter().flat_map(|stage| &stage.gradient_buckets);
             buckets +=
@@ -73,14 +76,32 @@ fn check_orders(numbers: impl Iterator<Item = usize>) {
             Interleaved => vec![Interleaved],
             _ => vec![OneForwardOneBackward, ZeroBubble],
         };
-        let in_order = weights_after(false, schedules[0]);
+        let in_order = weights_after(plan_with(false, schedules[0]));
         let with_overlap = schedules.iter().map(|schedule| (true, *schedule));
         let without = schedules.iter().skip(1).map(|schedule| (false, *schedule));
         for (overlaps, schedule) in with_overlap.chain(without) {
-            let weights = weights_after(overlaps, schedule);
+            let weights = weights_after(plan_with(overlaps, schedule));
             assert!(weights == in_order, "{}: {overlaps}, {schedule:?}", case.model.name);
+        }
+        // Of plans that can run pairs of microbatches, few have an even number of them.
+        let mut plan = Plan {
+            zero: Zero::Off,
+            shard_size: None,
+            overlap_tensor_collectives: false,
+            ..case.plan.clone()
+        };
+        plan.workload.global_batch *= 2;
+        // Head and embedding of one stage add to the gradient of a tied weight in another order.
+        let is_shared = case.model.tied && plan.mesh.pipeline == 1;
+        if plan.context().unwrap().can_pair_microbatches() && !is_shared {
+            paired += 1;
+            let [alone, in_pairs] = [false, true].map(|overlap_microbatch_pairs| {
+                weights_after(Plan { overlap_microbatch_pairs, ..plan.clone() })
+            });
+            assert!(in_pairs == alone, "{} in pairs of microbatches", case.model.name);
         }
     }
     assert!(buckets > 20 && overlapped_gemms > 20, "{buckets}, {overlapped_gemms}");
+    assert!(paired > 2, "{paired} plans in pairs of microbatches");
     assert!(deferred_gemms > 20 && gather_buckets > 20, "{deferred_gemms}, {gather_buckets}");
 }

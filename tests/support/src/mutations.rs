@@ -39,6 +39,7 @@ pub const MUTATIONS: [(&str, Mutation); 27] = [
     ("gradient reduced too early", overlap::change_bucket),
     ("weight gathered too late", overlap::change_gather_bucket),
     ("conflicting instructions overlapped", overlap::overlap_conflicting),
+    ("microbatches of a pass mixed", overlap::mix_microbatches),
     ("wrong extent", change_extent),
     ("missing operand", drop_operand),
     ("wrong function", change_function),

@@ -179,7 +179,8 @@ fn draw_context(rng: &mut TestRng) -> Context {
         loro_every: NonZeroU64::new(2).filter(|_| rng.peek_bit(57)),
         ..Context::new(mesh, workload, precision, zero)
     };
-    draw_schedule(rng, context)
+    let context = draw_schedule(rng, context);
+    peek_microbatch_pairs(rng, context)
 }
 
 /// The format in which gradients are reduced: a random one in mixed precision.
@@ -202,6 +203,12 @@ pub fn peek_bucket_split(rng: &TestRng, bit: u32) -> BucketSplit {
         [false, true] => BucketSplit::AtAttention,
         [false, false] => BucketSplit::Whole,
     }
+}
+
+/// The context, at random with two microbatches a pass where it can have them.
+pub fn peek_microbatch_pairs(rng: &TestRng, context: Context) -> Context {
+    let overlap_microbatch_pairs = context.can_pair_microbatches() && rng.peek_bit(57);
+    Context { overlap_microbatch_pairs, ..context }
 }
 
 /// The context with a random schedule.
@@ -318,6 +325,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         overlap_grad_reduce: context.overlap_grad_reduce,
         overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
+        overlap_microbatch_pairs: context.overlap_microbatch_pairs,
         last_gradient_bucket: context.last_gradient_bucket,
         first_gather_bucket: context.first_gather_bucket,
         loro_every: context.loro_every.filter(|_| model.exact_step_obstacle().is_none()),

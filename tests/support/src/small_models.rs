@@ -7,7 +7,7 @@ use narrows_plan::{Context, Mesh, Precision, Workload};
 
 use crate::plans::{
     TestRng, draw_schedule, draw_zero, drawable_models, peek_bucket_split, peek_context_attention,
-    peek_grad_reduce_dtype,
+    peek_grad_reduce_dtype, peek_microbatch_pairs,
 };
 
 /// The drawable models of width 128 or 256, whose plans run in milliseconds.
@@ -44,7 +44,8 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
         shard_size,
         ..Context::new(mesh, workload, precision, zero)
     };
-    draw_schedule(rng, context)
+    let context = draw_schedule(rng, context);
+    peek_microbatch_pairs(rng, context)
 }
 
 /// As [`small_context`], with random collectives around attention on the context axis, of which only CPUs run all.

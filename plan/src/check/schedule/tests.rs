@@ -103,8 +103,7 @@ fn no_schedule_has_a_deadlock() {
             let mut program = pipeline(schedule, [stages, chunks, microbatches]);
             let case = format!("{schedule:?}, {stages} stages of {chunks}, {microbatches}");
             for (at, stage) in program.stages.iter().enumerate() {
-                check_passes(stage, chunks, microbatches)
-                    .unwrap_or_else(|e| panic!("{case}: {e:?}"));
+                check_passes(stage, &program.context).unwrap_or_else(|e| panic!("{case}: {e:?}"));
                 let schedule_of_stage = StageSchedule::of(&program.context, at as u64);
                 for (chunk, of_chunk) in stage.chunks.iter().enumerate() {
                     let in_flight = schedule_of_stage.microbatches_in_flight(chunk as u64);

@@ -11,7 +11,7 @@
 //! uses the communicator of a pending collective waits for it, since a communicator serves one thread at a time.
 #![allow(unsafe_code)]
 
-use narrows_plan::program::{Action, CollectiveOp, Phase};
+use narrows_plan::program::{Action, CollectiveOp, MicrobatchPass, Phase};
 use narrows_runtime::{PartOrder, PassPart, ScheduledInstruction, TimeCategory, pass_parts};
 
 use super::{collective, run_instruction};
@@ -46,7 +46,7 @@ fn run_part(device: &mut CpuDevice, part: &PassPart) -> Result<(), StopReason> {
     }
     let is_beside = matches!(part.order, PartOrder::BesideLastPass | PartOrder::BesideNextStep(_));
     if !in_step_phase && part.instructions.start == 0 {
-        load_tokens(device, part.pass.microbatch);
+        load_tokens(device, part.pass);
         device.clock.read(TimeCategory::Other);
     }
     let categories = &device.categories.of(part.pass.chunk_phase())[part.instructions.clone()];
@@ -122,9 +122,11 @@ fn wait(
     Ok(())
 }
 
-/// Copies the token ids and targets of this device's rows of a microbatch to the input buffers.
-fn load_tokens(device: &mut CpuDevice, microbatch: u64) {
-    for buffer in &device.stage.buffers {
+/// Copies the token ids and targets of this device's rows of a pass's microbatches to the input buffers.
+fn load_tokens(device: &mut CpuDevice, pass: MicrobatchPass) {
+    let first = pass.microbatch * device.program.context.pass_microbatches();
+    for (id, index) in device.stage.inputs() {
+        let (buffer, microbatch) = (device.stage.buffer(id), first + index);
         let Some(ids) = device.step.input_ids(buffer) else { continue };
         let rows = device.token_rows(buffer.extent.rows);
         let start = (buffer.offset / 4) as usize;

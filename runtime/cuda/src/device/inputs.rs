@@ -4,7 +4,7 @@
 //! microbatch are copied to the program's buffers.
 
 use cudarc::driver::{CudaStream, DriverError, result};
-use narrows_plan::program::{BufferRole, Program};
+use narrows_plan::program::{BufferId, Program};
 
 use super::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
 use crate::error::CudaError;
@@ -22,13 +22,14 @@ pub(crate) struct TokenInputs {
 
 /// A buffer of the program that receives token ids.
 struct InputBuffer {
-    /// Index in the stage's list of buffers.
-    index: usize,
+    id: BufferId,
     /// Offset in the arena, in bytes.
     offset: u64,
+    /// The microbatch that it is for, counted from the first of a pass.
+    microbatch: u64,
     /// Bytes per microbatch.
     bytes: u64,
-    /// Offset of the first microbatch in the staging memory, in bytes.
+    /// Offset of the first pass in the staging memory, in bytes.
     staging_offset: u64,
 }
 
@@ -41,21 +42,14 @@ impl TokenInputs {
     ) -> Result<TokenInputs, CudaError> {
         let stage = &program.stages[coordinates.stage as usize];
         let context = &program.context;
-        let microbatches = context.workload.microbatches(&context.mesh);
         let mut total = 0;
         let mut buffers = vec![];
-        for (index, buffer) in stage.buffers.iter().enumerate() {
-            if !matches!(buffer.role, BufferRole::Tokens | BufferRole::Targets) {
-                continue;
-            }
+        for (id, microbatch) in stage.inputs() {
+            let buffer = stage.buffer(id);
             let bytes = ID_BYTES * buffer.extent.rows;
-            buffers.push(InputBuffer {
-                index,
-                offset: buffer.offset,
-                bytes,
-                staging_offset: total,
-            });
-            total += bytes * microbatches;
+            let (offset, staging_offset) = (buffer.offset, total);
+            buffers.push(InputBuffer { id, offset, microbatch, bytes, staging_offset });
+            total += bytes * context.passes();
         }
         let host = PinnedMemory::new(gpu, total as usize)?;
         let device = DeviceMemory::new(gpu, "the token ids of a step", total)?;
@@ -78,8 +72,8 @@ impl TokenInputs {
         let context = &program.context;
         let stage = &program.stages[coordinates.stage as usize];
         let host: &mut [u32] = bytemuck::cast_slice_mut(self.host.bytes_mut());
-        for InputBuffer { index, bytes, staging_offset, .. } in &self.buffers {
-            let buffer = &stage.buffers[*index];
+        for InputBuffer { id, microbatch, bytes, staging_offset, .. } in &self.buffers {
+            let buffer = stage.buffer(*id);
             let Some(ids) = step.input_ids(buffer) else { continue };
             let tokens = TokenRows::of_device(context, &coordinates, buffer.extent.rows);
             let mut to = (staging_offset / ID_BYTES) as usize;
@@ -87,7 +81,8 @@ impl TokenInputs {
                 tokens.sequences * tokens.positions.count,
                 (bytes / ID_BYTES) as usize
             );
-            for microbatch in 0..context.workload.microbatches(&context.mesh) {
+            for pass in 0..context.passes() {
+                let microbatch = pass * context.pass_microbatches() + microbatch;
                 for row in tokens.id_ranges(context, &coordinates, microbatch) {
                     let count = row.len();
                     host[to..to + count].copy_from_slice(&ids[row]);
@@ -104,7 +99,7 @@ impl TokenInputs {
         }
     }
 
-    /// Enqueues the copy of a microbatch's ids to the program's buffers.
+    /// Enqueues the copy of the ids of a pass, by its microbatch or pair of them, to the program's buffers.
     pub fn copy_microbatch(
         &self,
         microbatch: u64,

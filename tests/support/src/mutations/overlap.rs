@@ -1,5 +1,7 @@
 //! Mutations of what runs at the same time.
 
+use std::collections::HashMap;
+
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
     Action, BufferId, FusedOp, GradientBucket, Instr, Program, StageProgram,
@@ -97,6 +99,39 @@ pub(super) fn change_gather_bucket(rng: &mut TestRng, program: &mut Program) -> 
         }
     }
     Some(format!("stage {index} gather bucket {at} variant {variant}"))
+}
+
+/// Lets an instruction of a pass of two microbatches read an operand of the other one.
+pub(super) fn mix_microbatches(rng: &mut TestRng, program: &mut Program) -> Option<String> {
+    let others: Vec<Vec<Option<BufferId>>> = program.stages.iter().map(other_microbatch).collect();
+    let location = random_instruction(rng, program, |_| program.context.overlap_microbatch_pairs)?;
+    let description = describe(location, program);
+    let (stage, phase, at) = location;
+    let instr = &mut instructions_mut(&mut program.stages[stage], phase)[at];
+    let other = |id: BufferId| others[stage][id.0 as usize];
+    let ports: Vec<usize> =
+        (0..instr.reads.len()).filter(|port| other(instr.reads[*port].buffer).is_some()).collect();
+    let port = *rng.pick(&ports)?;
+    let of_other = other(instr.reads[port].buffer)?;
+    // An operation of the other microbatch, computed twice, would be the same with all of its operands.
+    (instr.reads.len() > 1).then_some(())?;
+    instr.reads[port].buffer = of_other;
+    Some(format!("{description}, operand {port}"))
+}
+
+/// The buffer of the other microbatch of a pass, for each buffer of which every microbatch has one.
+fn other_microbatch(stage: &StageProgram) -> Vec<Option<BufferId>> {
+    let names: HashMap<&str, usize> =
+        stage.buffers.iter().enumerate().map(|(at, buffer)| (buffer.name.as_str(), at)).collect();
+    let mut others = vec![None; stage.buffers.len()];
+    for (second, buffer) in stage.buffers.iter().enumerate() {
+        let first = buffer.name.strip_suffix(" of the second microbatch");
+        if let Some(first) = first.and_then(|first| names.get(first)) {
+            others[*first] = Some(BufferId(second as u32));
+            others[second] = Some(BufferId(*first as u32));
+        }
+    }
+    others
 }
 
 /// Runs an instruction beside others that it may not run beside: those up to the first that depends on it, or any
