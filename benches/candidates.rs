@@ -165,7 +165,8 @@ impl SolvedContext {
         }
         let assignments = (0..stages)
             .map(|stage| {
-                let in_flight = StageSchedule::of(context, stage).microbatches_in_flight(0);
+                let schedule = StageSchedule::of(context, stage);
+                let in_flight = schedule.microbatches_in_flight(0) * context.pass_microbatches();
                 let assignment = |count| {
                     Arc::new(StageAssignment::new(
                         vec![block.clone(); count],

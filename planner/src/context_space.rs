@@ -145,7 +145,8 @@ fn with_data_overlap(context: &Context, overlap: bool) -> Context {
     Context { overlap_param_gather: context.gathers_in_forward(), ..context }
 }
 
-/// The context with each order of passes, each with whether tensor-axis collectives overlap with weight-gradient GEMMs.
+/// The context with each order of passes, each with whether tensor-axis collectives overlap with weight-gradient GEMMs, or with
+/// another microbatch.
 /// With the zero-bubble schedule, a weight-gradient GEMM either overlaps with a collective or has a pass of its own, so
 /// that contexts with and without this overlap are searched. Where gradients are reduced in every backward pass, the
 /// zero-bubble schedule defers nothing and equals 1F1B.
@@ -163,6 +164,8 @@ fn schedules(request: &Request, context: &Context) -> Vec<Context> {
         schedules.push(of(ZeroBubble, false));
         schedules.extend(overlaps.then_some(of(ZeroBubble, true)));
     }
+    let in_pairs = Context { overlap_microbatch_pairs: true, ..of(OneForwardOneBackward, false) };
+    schedules.extend(overlaps_microbatch_pairs(request, &in_pairs).then_some(in_pairs));
     let interleaved = |chunks| Context { chunks, ..of(Interleaved, overlaps) };
     schedules.extend(chunk_counts(request, context).into_iter().map(interleaved));
     schedules.retain(|context| request.schedule.is_none_or(|fixed| fixed == context.schedule));
@@ -188,16 +191,31 @@ fn chunk_counts(request: &Request, context: &Context) -> Vec<u64> {
 /// Whether collectives of activation gradients overlap with weight-gradient GEMMs: where they add less to a step than
 /// alone, unless the request forbids it.
 fn overlaps_tensor_collectives(request: &Request, context: &Context) -> bool {
-    let slowdown = request.profile.file().overlap.as_ref().map(|overlap| overlap.slowdown());
     request.overlap_tensor_collectives
         && context.has_activation_collectives()
-        && slowdown.is_some_and(|slowdown| slowdown.hidden_cost() < 1.0)
+        && overlap_is_faster(request)
+}
+
+/// Whether passes may run two microbatches, so that collectives of one overlap with the computation of the other: on one
+/// stage, as those of a pipeline would wait longer for their neighbours.
+fn overlaps_microbatch_pairs(request: &Request, context: &Context) -> bool {
+    request.overlap_microbatch_pairs
+        && context.mesh.pipeline == 1
+        && context.can_pair_microbatches()
+        && overlap_is_faster(request)
+}
+
+/// Whether a collective adds less to a step where it overlaps with computation than alone.
+fn overlap_is_faster(request: &Request) -> bool {
+    let slowdown = request.profile.file().overlap.as_ref().map(|overlap| overlap.slowdown());
+    slowdown.is_some_and(|slowdown| slowdown.hidden_cost() < 1.0)
 }
 
 /// Whether a context may have the plan with the least memory: zero-bubble and interleaved pipelines need no less than
-/// with 1F1B, which is searched as well unless the request fixes the schedule.
+/// with 1F1B, which is searched as well unless the request fixes the schedule. Two microbatches need no less than one.
 pub(crate) fn may_need_least_memory(request: &Request, context: &Context) -> bool {
-    context.schedule == PipelineSchedule::OneForwardOneBackward || request.schedule.is_some()
+    let is_1f1b = context.schedule == PipelineSchedule::OneForwardOneBackward;
+    (is_1f1b || request.schedule.is_some()) && !context.overlap_microbatch_pairs
 }
 
 /// Divisors in ascending order.

@@ -61,6 +61,9 @@ pub struct Request {
     /// Steps from one exact step of the optimizer LORO to the next; `None` with AdamW. The step time that a search minimises is the
     /// average with them.
     pub loro_every: Option<NonZeroU64>,
+    /// Whether passes may run two microbatches, of which the collectives of activations of one overlap with the computation of
+    /// the other, where that is faster.
+    pub overlap_microbatch_pairs: bool,
     /// Restrictions on strategies.
     pub rules: Rules,
     /// Groupings to search.
@@ -212,6 +215,7 @@ impl Request {
             overlap_grad_reduce: None,
             overlap_tensor_collectives: true,
             loro_every: None,
+            overlap_microbatch_pairs: true,
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::Auto,

@@ -1,5 +1,6 @@
 //! The objective of the solver equals the simulated time of the lowered program, to 1e-9. With reductions that
 //! overlap with the backward pass the objective is a lower bound, and the partition before lowering simulates like the program.
+//! With pairs of microbatches, both are lower bounds.
 
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ fn request(model: &str, baseline: Baseline, devices: u64, tensor: Option<u64>) -
         pipeline: Some(1),
         rules: Rules { baseline, ..Rules::ALL },
         memory_limit: MemoryLimit::None,
+        overlap_microbatch_pairs: false,
         ..Request::new(
             presets::find(model).unwrap(),
             profile::preset("a100-80gb").unwrap(),
@@ -77,7 +79,7 @@ fn check_objectives(sizes: &[&str]) {
 #[test]
 fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     let mut seen = 0;
-    let (mut agreed, mut overlapped) = (0, 0);
+    let (mut agreed, mut overlapped, mut paired) = (0, 0, 0);
     use ContextAttention::{Exchange, Gather};
     for (model, devices, context_size, attention) in [
         ("cola-60m", 8, 1, Exchange),
@@ -93,6 +95,7 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
         let mut request = request(model, Baseline::Auto, devices, None);
         (request.global_batch, request.context) = (64, Some(context_size));
         request.context_attention = Some(attention);
+        request.overlap_microbatch_pairs = true;
         let segments = SegmentSolver::new(&request, Deadline::none());
         for (index, context) in contexts(&request).into_iter().enumerate() {
             let grad_reduce_dtype = [GradReduceDtype::Fp32, GradReduceDtype::Bf16][index % 2];
@@ -131,7 +134,10 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
                         .sum();
                     let simulated = simulate(&program, prices.streams(&price)).step_time.0;
                     let case = format!("{model} {context:?}");
-                    if context.overlap_grad_reduce || context.shards_gradients() {
+                    paired += usize::from(context.overlap_microbatch_pairs);
+                    let has_pass_overlap =
+                        context.overlap_microbatch_pairs || context.shards_gradients();
+                    if context.overlap_grad_reduce || has_pass_overlap {
                         assert!(expected + once <= simulated * (1.0 + 1e-9), "{case}");
                         overlapped += 1;
                     } else {
@@ -143,6 +149,7 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
         }
     }
     assert!(agreed >= 8 && overlapped >= 2, "{agreed} of {seen}, {overlapped} with overlap");
+    assert!(paired >= 2, "{paired} with pairs of microbatches");
 }
 
 /// Partitions with overlap simulate like their programs up to ZeRO-1, and no plan is faster than its bound. The same
@@ -183,6 +190,31 @@ fn partitions_with_overlap_take_the_time_of_their_programs() {
         }
     }
     assert!(overlapped > 50, "{overlapped}");
+}
+
+/// Pairs of microbatches shorten steps with a tensor axis, on replicas too, and no bound is larger than the simulated step.
+#[test]
+fn pairs_of_microbatches_take_no_less_than_their_bound() {
+    for (model, tensor, data, zero, global_batch) in [
+        ("llama-7b", 4, 1, Zero::Off, 4),
+        ("svd-7b", 4, 1, Zero::Off, 8),
+        ("cola-1b", 4, 2, Zero::One, 32),
+        ("llama-1b", 4, 2, Zero::Off, 32),
+    ] {
+        let alone = Request {
+            data: Some(data),
+            sequence_length: 4096,
+            global_batch,
+            zero: Some(zero),
+            ..request(model, Baseline::Auto, tensor * data, Some(tensor))
+        };
+        let searched = search(&Request { overlap_microbatch_pairs: true, ..alone.clone() });
+        let best = searched.best.unwrap_or_else(|| panic!("{model}"));
+        let case = format!("{model} on {tensor} × {data}");
+        assert!(best.plan.overlap_microbatch_pairs, "{case}");
+        assert!(best.time < search(&alone).best.unwrap().time, "{case}");
+        assert!(searched.report.bound.0 <= best.time.0 * (1.0 + 1e-9), "{case}");
+    }
 }
 
 /// The device waits for launches of the host in the simulation alone, so that the objective is a bound. Fused ops have fewer

@@ -88,6 +88,7 @@ impl PlanFile {
             overlap_grad_reduce: Some(plan.overlap_grad_reduce),
             overlap_tensor_collectives: plan.overlap_tensor_collectives,
             loro_every: plan.loro_every,
+            overlap_microbatch_pairs: plan.overlap_microbatch_pairs,
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::None,
@@ -175,8 +176,10 @@ impl PlanFile {
         if let Some(overlap) = args.overlap.and_then(OverlapArg::grad_reduce) {
             plan.overlap_grad_reduce = overlap;
             plan.overlap_param_gather = overlap && matches!(plan.zero, Zero::One | Zero::Two);
-            plan.overlap_tensor_collectives = overlap;
+            // Passes of two microbatches overlap tensor-axis collectives already.
+            plan.overlap_tensor_collectives = overlap && !plan.overlap_microbatch_pairs;
             if !overlap {
+                plan.overlap_microbatch_pairs = false;
                 plan.last_gradient_bucket = BucketSplit::Whole;
                 plan.first_gather_bucket = BucketSplit::Whole;
             }

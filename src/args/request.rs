@@ -251,6 +251,7 @@ impl RequestArgs {
             overlap_grad_reduce: self.overlap.and_then(OverlapArg::grad_reduce),
             overlap_tensor_collectives: self.overlap != Some(OverlapArg::Off),
             loro_every: None,
+            overlap_microbatch_pairs: self.overlap != Some(OverlapArg::Off),
             rules: Rules {
                 baseline: self.strategy.unwrap_or(Baseline::Auto),
                 weights: self.weights.map_or(WeightRule::Any, WeightRule::from),

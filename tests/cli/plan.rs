@@ -422,13 +422,36 @@ fn microbatches_stay_within_what_kernels_index() {
 /// Tensor-axis collectives overlap with weight-gradient GEMMs, and the report says so.
 #[test]
 fn tensor_collectives_overlap_where_the_hardware_lets_them() {
-    let request = overlapped_request(4);
+    let request = format!("{} --micro-batch 4", overlapped_request(4));
     check_overlap_follows_flag_and_profile(&request, "overlap_tensor_collectives");
     let text = super::stdout(&format!("plan --hardware a100-80gb {request}"));
     assert!(
         text.contains("tensor-axis collectives overlapped with weight-gradient GEMMs"),
         "{text}"
     );
+}
+
+/// With several microbatches, tensor-axis collectives overlap with another one, and the report says so.
+#[test]
+fn pairs_of_microbatches_overlap_where_the_hardware_lets_them() {
+    const KEY: &str = "overlap_microbatch_pairs";
+    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a step time");
+    let request = overlapped_request(4);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json").display().to_string();
+    let auto = json(&format!("plan --hardware a100-80gb {request} --output {file}"));
+    let off = json(&format!("plan --hardware a100-80gb {request} --overlap off"));
+    assert_eq!((&auto["decisions"][KEY], off["decisions"].get(KEY)), (&json!(true), None));
+    assert!(step(&auto) < step(&off), "{auto:#}\n{off:#}");
+    for flags in ["", "--overlap on"] {
+        assert_eq!(step(&json(&format!("cost {file} {flags}"))), step(&auto), "{flags}");
+    }
+    let priced_off = json(&format!("cost {file} --overlap off"));
+    assert!(step(&priced_off) >= step(&off), "{priced_off:#}");
+    let text = super::stdout(&format!("plan --hardware a100-80gb {request}"));
+    assert!(text.contains("tensor-axis collectives in pairs of microbatches"), "{text}");
+    let on_cpus = json(&format!("plan --hardware cpu-local {request}"));
+    assert_eq!(on_cpus["decisions"].get(KEY), None);
 }
 
 /// Frequencies of RoPE change no price. A sliding window changes that of attention where it hides keys.

@@ -298,6 +298,7 @@ fn plan_step(
         shard_size: (step.zero != Zero::Off && replicas > 1).then_some(replicas),
         schedule: Some(PipelineSchedule::OneForwardOneBackward),
         overlap_tensor_collectives: step.overlap_tensor_collectives,
+        overlap_microbatch_pairs: false,
         rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },
         memory_limit: MemoryLimit::None,
         executor: measurement.executor,

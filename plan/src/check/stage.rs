@@ -45,7 +45,7 @@ pub(super) struct ChunkBoundary {
 /// A tensor on its way to another stage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SentTensor {
-    /// Its state, with a value of the sending stage.
+    /// The state, with a value of the sending stage.
     pub state: AbstractState,
     /// The microbatch that an activation belongs to, counted from the first of its pass.
     pub microbatch: Option<u64>,

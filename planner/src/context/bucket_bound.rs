@@ -9,7 +9,8 @@
 //! ```
 //! or later: all computation after H overlaps with reductions or runs between two of them, and the latter costs more as
 //! long as c·(1 − 1/k) is below 1. The gathers mirror that: the first forward pass ends with the part H that follows all of
-//! them, and takes at least G + H + c·(1 − 1/k)·(F − H) for gathers of G seconds.
+//! them, and takes at least G + H + c·(1 − 1/k)·(F − H) for gathers of G seconds. Where passes run two microbatches, F, B and H
+//! are times of two, and m is the number of pairs.
 
 use narrows_plan::Context;
 use narrows_plan::graph::SegmentKind;
@@ -22,7 +23,7 @@ type Layouts = (BoundaryLayout, Option<TiedWeightLayout>);
 
 /// Least times of a model on one stage, in seconds.
 struct LeastTimes {
-    /// Forward and backward pass of one microbatch.
+    /// A forward and a backward pass.
     passes: [f64; 2],
     /// The parts of these passes that belong to the head.
     of_head: [f64; 2],
@@ -61,11 +62,13 @@ impl LeastTimes {
             overlapped: (slowdown.compute * (1.0 - 1.0 / slowdown.collective)).min(1.0),
             hidden_cost: slowdown.hidden_cost(),
         };
+        let in_pass = context.pass_microbatches() as f64;
+        times.of_head = times.of_head.map(|head| in_pass * head);
         for (spec, count) in shapes.chain([(embedding, 1), (head, 1)]) {
             let count = count as f64;
             let least = segments.min_pass_times(spec, context);
-            times.passes[0] += count * least.forward;
-            times.passes[1] += count * least.backward;
+            times.passes[0] += in_pass * count * least.forward;
+            times.passes[1] += in_pass * count * least.backward;
             times.collectives[0] += count * segments.gathered_min(spec, context);
             times.collectives[1] += count * segments.overlapped_min(spec, context);
             times.step_phase += count * segments.step_phase_range(spec, context)[0];
@@ -84,8 +87,9 @@ impl LeastTimes {
 /// several stages.
 pub(super) fn bucket_bound(segments: &SegmentSolver, context: &Context, layouts: Layouts) -> f64 {
     let Some(times) = LeastTimes::new(segments, context, layouts) else { return 0.0 };
+    let in_pass = context.pass_microbatches() as f64;
     let microbatch_time = min_microbatch_time(segments, context, layouts.0).unwrap_or(0.0);
-    let microbatches = context.workload.microbatches(&context.mesh) as f64;
+    let (both_passes, passes) = (in_pass * microbatch_time, context.passes() as f64);
     // The collectives of the first forward and of the last backward pass either take longer than the pass, of which the
     // overlapped part counts, or are hidden.
     let bound = |is_longer: [bool; 2]| {
@@ -98,7 +102,7 @@ pub(super) fn bucket_bound(segments: &SegmentSolver, context: &Context, layouts:
             })
             .iter()
             .sum();
-        (microbatches - 1.0 + common) * microbatch_time + ends + times.step_phase
+        (passes - 1.0 + common) * both_passes + ends + times.step_phase
     };
     let cases = [[true, true], [true, false], [false, true]];
     cases.map(bound).into_iter().fold(0.0, f64::max)

@@ -38,6 +38,10 @@ const RESERVES_MAX: usize = 12;
 /// Distance from the bound, relative to the step, from which on plans that fit are improved.
 const IMPROVED_GAP_MIN: f64 = 0.01;
 
+/// Distance from the bound, relative to the step, from which on the decisions for passes of one microbatch are tried in passes of
+/// two.
+const PAIRS_GAP_MIN: f64 = 0.005;
+
 /// Number of partitions that are improved by simulation.
 const SIMULATED_MAX: usize = 4;
 
@@ -107,6 +111,9 @@ impl<'a> ContextSolver<'a> {
                 LayoutBound::Infeasible(infeasible) => progress.reject(infeasible.clone()),
             }
         }
+        if context.overlap_microbatch_pairs {
+            self.pair_single_passes(context, &mut progress);
+        }
         if progress.is_open() {
             if self.segments.out_of_time() {
                 progress.interrupt();
@@ -116,6 +123,26 @@ impl<'a> ContextSolver<'a> {
             }
         }
         progress.finish()
+    }
+
+    /// Tries the decisions that are best for passes of one microbatch, with and without overlap of their own, in passes of two.
+    /// Cost tables of pairs count each collective as if the computation beside it hid it, which may favour too many of them.
+    fn pair_single_passes(&self, context: &Context, progress: &mut FitProgress) {
+        for overlap_tensor_collectives in [true, false] {
+            let gap = 1.0 - progress.bound / progress.incumbent;
+            if gap < PAIRS_GAP_MIN || self.segments.out_of_time() {
+                return;
+            }
+            let single =
+                Context { overlap_microbatch_pairs: false, overlap_tensor_collectives, ..*context };
+            let fastest = self.even_partition(single, f64::INFINITY);
+            let paired = fastest.and_then(|(_, _, embedding_and_head, partition)| {
+                self.complete_within_limit(self.size(context, &embedding_and_head, partition))
+            });
+            if let Some(plan) = paired {
+                progress.accept(plan);
+            }
+        }
     }
 
     /// Solves one boundary layout: first with the fastest embedding and head, and with all pairs of their hull

@@ -146,7 +146,7 @@ impl ContextSolver<'_> {
     }
 
     /// The fastest even partition of a context that takes at most `cutoff` seconds, with its time.
-    fn even_partition(
+    pub(super) fn even_partition(
         &self,
         context: Context,
         cutoff: f64,

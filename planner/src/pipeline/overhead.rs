@@ -320,7 +320,8 @@ fn first_gather_min(
         let backward_min = segments.min_pass_times_with_flows(spec, context).backward;
         Seconds((passes - backward_min).max(0.0))
     };
-    let during_gather = only.map_or_else(forward_max, |only| only.time.forward);
+    let of_microbatch = only.map_or_else(forward_max, |only| only.time.forward);
+    let during_gather = of_microbatch * context.pass_microbatches() as f64;
     let hidden = slowdown.hidden_cost();
     // The step phase of the block counts the hidden time of a whole bucket.
     let added = |[first, beyond_whole]: [f64; 2]| {

@@ -13,7 +13,8 @@ use super::overhead::{BeforeBlocks, PipelineOverheads, StageOverhead, StepSyncs}
 use super::partition::Partition;
 
 /// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program, and
-/// for ZeRO-2 and ZeRO-3 with overlap is a lower bound: which collectives a pass hides depends on its neighbours.
+/// for ZeRO-2 and ZeRO-3 with overlap, and for passes of two microbatches, is a lower bound: how much of a collective a pass
+/// hides depends on its neighbours.
 pub(crate) fn simulate_partition(
     context: &Context,
     partition: &Partition,
@@ -65,18 +66,34 @@ fn simulate_context(
             backward: stage.backward + overhead.backward - weight_gradient,
             weight_gradient,
         };
-        times.push(StageTime {
+        let of_microbatch = StageTime {
             chunks: match context.chunks {
                 1 => vec![of_one_chunk()],
                 _ => chunk_passes(stage, overhead),
             },
             step_phase: step_parts(context, overhead, stage),
             overlap: stage_overlap(context, overhead, stage, is_deferred),
-        });
+        };
+        times.push(of_pass(context, of_microbatch));
         passes.push(schedule.passes(is_deferred));
     }
     let passes: Vec<&[MicrobatchPass]> = passes.iter().map(Vec::as_slice).collect();
     schedule_time(&times, &passes)
+}
+
+/// The times of a stage whose passes run as many microbatches as those of the context, of one whose passes run one.
+fn of_pass(context: &Context, mut stage: StageTime) -> StageTime {
+    let microbatches = context.pass_microbatches() as f64;
+    for time in &mut stage.chunks {
+        time.forward = time.forward * microbatches;
+        time.backward = time.backward * microbatches;
+        time.weight_gradient = time.weight_gradient * microbatches;
+    }
+    if let Some(StageOverlap { buckets, gathers, .. }) = &mut stage.overlap {
+        buckets.iter_mut().for_each(|bucket| bucket.ready = bucket.ready * microbatches);
+        gathers.iter_mut().for_each(|bucket| bucket.needed = bucket.needed * microbatches);
+    }
+    stage
 }
 
 /// The reductions during the last pass of a stage, one bucket for each segment that has any. The last pass is a

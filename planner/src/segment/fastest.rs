@@ -170,7 +170,9 @@ impl SegmentSolver<'_> {
         let prepared = self.prepare(spec, grouping, context);
         let kernel_price = self.price(context);
         let prices = self.prices(context).streams(&kernel_price);
-        let passes = prepared.solution(assignment, prices);
+        let pass_price = self.pass_price(context);
+        let pass_prices = self.prices(context).streams(&pass_price);
+        let passes = prepared.solution(assignment, pass_prices);
         let choice = passes.choice.clone();
         let (mut time, mut bytes) =
             (passes.time, SegmentBytes { kept: passes.kept, ..SegmentBytes::default() });
@@ -180,7 +182,7 @@ impl SegmentSolver<'_> {
         let may_split = context.can_split_gradient_bucket() || context.gathers_in_forward();
         let has_buckets = spec.kind == SegmentKind::Block && may_split;
         let split_buckets = match has_buckets {
-            true => Arc::new(step_phases.split_buckets(space, &choice, (context, prices))),
+            true => Arc::new(step_phases.split_buckets(space, &choice, (context, pass_prices))),
             false => Arc::default(),
         };
         let segment = space.segment.clone();

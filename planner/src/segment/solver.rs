@@ -340,7 +340,7 @@ impl<'a> SegmentSolver<'a> {
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
         let alternatives_key = (spec, grouping, AlternativesContext::of(&shared));
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
-        let kernel_price = self.price(context);
+        let kernel_price = self.pass_price(context);
         let prices = self.prices(context).streams(&kernel_price);
         let prepared = match similar {
             Some(similar) => {
@@ -375,7 +375,8 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.op_times).get(&key) {
             return cached.clone();
         }
-        let times = OpTimes::new(&self.space(spec, grouping, pass_key.0), &self.price(&pass_key.0));
+        let times =
+            OpTimes::new(&self.space(spec, grouping, pass_key.0), &self.pass_price(&pass_key.0));
         lock(&self.priced.op_times).entry(key).or_insert(times).clone()
     }
 
@@ -399,6 +400,21 @@ impl<'a> SegmentSolver<'a> {
 
     pub(super) fn price(&self, context: &Context) -> impl Fn(&Kernel) -> Seconds + Sync {
         |kernel| self.prices(context).kernel_time(kernel)
+    }
+
+    /// Prices of kernels in passes. Where passes run two microbatches, a collective of one overlaps with the computation of the
+    /// other: how much of that there is depends on all choices, so it counts with the least time that it can add.
+    pub(super) fn pass_price(&self, context: &Context) -> impl Fn(&Kernel) -> Seconds + Sync {
+        let prices = self.prices(context);
+        let in_pairs = context.overlap_microbatch_pairs;
+        let slowdown = prices.overlap_slowdown().filter(|_| in_pairs);
+        let counted = slowdown.map_or(1.0, |slowdown| slowdown.hidden_cost());
+        move |kernel| match kernel {
+            Kernel::Collective(collective) if collective.group.axis.shards_activations() => {
+                prices.kernel_time(kernel) * counted
+            }
+            _ => prices.kernel_time(kernel),
+        }
     }
 
     /// Names of block ops without any legal strategy in a context.
