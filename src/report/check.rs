@@ -71,7 +71,9 @@ impl CheckReport {
             .filter(|(_, stage)| stage.arena > limit)
             .map(|(index, stage)| CheckProblem::memory(index, stage.arena, limit))
             .collect();
-        let stages = program.stages.iter().map(StageSummary::of).collect();
+        let in_pass = program.context.pass_microbatches();
+        let summary = |stage| StageSummary::of(stage, in_pass);
+        let stages = program.stages.iter().map(summary).collect();
         if let Err(check_errors) = CheckedProgram::check(program) {
             errors.extend(check_errors.0.iter().map(CheckProblem::of));
         }
@@ -151,7 +153,8 @@ impl CheckProblem {
 }
 
 impl StageSummary {
-    fn of(stage: &StageProgram) -> StageSummary {
+    /// A stage whose passes run this many microbatches.
+    fn of(stage: &StageProgram, in_pass: u64) -> StageSummary {
         let mut collectives = BTreeMap::new();
         for instr in stage.all_instructions() {
             if let Action::Collective(collective) = &instr.action {
@@ -159,7 +162,7 @@ impl StageSummary {
             }
         }
         let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
-        let in_flight: Vec<u64> = stage.chunks.iter().map(|chunk| chunk.slots).collect();
+        let in_flight: Vec<u64> = stage.chunks.iter().map(|chunk| chunk.slots * in_pass).collect();
         StageSummary {
             instructions: stage.all_instructions().count() as u64,
             buffers: stage.buffers.len() as u64,

@@ -71,11 +71,12 @@ impl TraceExtent {
             true => format!("one device of each of the first {traced} of {stages} stages"),
             false => "one device of each stage".to_owned(),
         };
+        let in_pass = program.context.pass_microbatches();
         let first = match self.microbatches < total {
             true => format!(
                 " with the first {} of {}",
-                thousands(self.microbatches),
-                plural_with(total, "microbatch", "microbatches")
+                thousands(self.microbatches * in_pass),
+                plural_with(total * in_pass, "microbatch", "microbatches")
             ),
             false => String::new(),
         };
