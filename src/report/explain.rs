@@ -301,6 +301,7 @@ fn mesh_legend(listed: &[&MeshRow]) -> String {
     let gathers = listed.iter().any(|row| row.context_attention == ContextAttention::Gather);
     let is_overlapped =
         listed.iter().any(|row| row.overlap_grad_reduce || row.overlap_tensor_collectives);
+    let has_pairs = listed.iter().any(|row| row.overlap_microbatch_pairs);
     let parts = [
         Some(match has_context_axis {
             true => "Mesh: tensor × context × pipeline × data",
@@ -309,6 +310,7 @@ fn mesh_legend(listed: &[&MeshRow]) -> String {
         gathers.then_some("g: gathered keys and values"),
         has_chunks.then_some("in parentheses: model chunks per stage"),
         is_overlapped.then_some("overlap: collectives of the data axis, of activations, or both"),
+        has_pairs.then_some("pairs: those of activations in pairs of microbatches"),
     ];
     format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join("; "))
 }
