@@ -124,7 +124,7 @@ impl Translation {
 
 impl Decision {
     /// Every decision, in the order in which they constrain each other.
-    pub const ALL: [Decision; 29] = [
+    pub const ALL: [Decision; 30] = [
         Decision::Model,
         Decision::Linears,
         Decision::Precision,

@@ -50,7 +50,7 @@ fn run_part(device: &mut CpuDevice, part: &PassPart) -> Result<(), StopReason> {
         device.clock.read(TimeCategory::Other);
     }
     let categories = &device.categories.of(part.pass.chunk_phase())[part.instructions.clone()];
-    // Index of the last instruction beside the collectives of this pass that are pending.
+    // Index of the last instruction beside all pending collectives of this pass.
     let mut overlapped_until = None;
     let instructions = part.instructions.clone().zip(part.scheduled(stage)).zip(categories);
     for ((index, scheduled), category) in instructions {
@@ -63,11 +63,16 @@ fn run_part(device: &mut CpuDevice, part: &PassPart) -> Result<(), StopReason> {
         {
             let overlapped = scheduled.instr.overlapped_instrs;
             let is_handed_over = is_beside
-                || overlapped > 0 && (overlapped_until.is_some() || communication.is_idle());
+                || overlapped_until.is_some()
+                || overlapped > 0 && communication.is_idle();
             if is_handed_over {
                 hand_over(device, &scheduled, (index, op));
-                let last = (!is_beside).then(|| index.saturating_add(overlapped));
-                overlapped_until = overlapped_until.max(last);
+                if !is_beside {
+                    // Collectives run one after the other, so that one may read the result of the one before. What follows the
+                    // overlapped instructions of any of them waits for all.
+                    let last = index.saturating_add(overlapped);
+                    overlapped_until = Some(overlapped_until.unwrap_or(last).min(last));
+                }
                 continue;
             }
             if communication.uses(&op.group) {
