@@ -44,12 +44,11 @@ impl PricedPlan {
         &self,
         terms: Option<&TrainingRunTerms>,
     ) -> CommandResult<Option<TrainingRunEstimate>> {
-        let exact_steps_s = self.prediction.exact_step_share_s();
         let step = StepEstimate {
             devices: self.plan.mesh.devices(),
             tokens: self.tokens_per_step(),
-            time_s: self.prediction.step_time_s + exact_steps_s,
-            interval_s: self.prediction.step_time_interval_s.map(|bound| bound + exact_steps_s),
+            time_s: self.prediction.step_time_s,
+            interval_s: self.prediction.step_time_interval_s,
         };
         estimate_run(terms, &step)
     }

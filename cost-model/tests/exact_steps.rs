@@ -52,9 +52,11 @@ fn close(actual: f64, expected: f64) -> bool {
 #[test]
 fn decompositions_are_spread_over_threads_and_devices() {
     // Eight blocks with four pairs of 512 to 512, and three of 512 and 1376, of rank 128.
-    let flops = |side: f64| 17.0 * side * 128.0_f64.powi(2) + 88.0 * 128.0_f64.powi(3);
-    let (narrow, wide) = (flops(1024.0), flops(512.0 + 1376.0));
-    let block = 4.0 * narrow + 3.0 * wide;
+    let flops = |d_in: f64, d_out: f64| {
+        (21.0 * d_in + 17.0 * d_out) * 128.0_f64.powi(2) + 130.0 / 3.0 * 128.0_f64.powi(3)
+    };
+    let (narrow, wide) = (flops(512.0, 512.0), flops(1376.0, 512.0));
+    let block = 4.0 * narrow + 2.0 * flops(512.0, 1376.0) + wide;
     let time = |mesh, threads| {
         let profile = with_host(threads, [1e9, FAST, FAST]);
         ExactStepTime::of(&program(mesh, Zero::Off), &profile).unwrap()

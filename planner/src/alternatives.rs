@@ -53,6 +53,7 @@ pub fn baseline_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String,
         for baseline in Baseline::of_dense_models() {
             let mut dense = on_mesh(baseline);
             dense.model = dense.model.dense_counterpart();
+            dense.loro_every = None;
             requests.push((name(&format!("{} of {}", baseline.name(), dense.model.name)), dense));
         }
     } else if tensor > 1 {

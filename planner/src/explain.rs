@@ -124,6 +124,8 @@ pub enum Resource {
     Links,
     /// The pipeline bubble.
     Pipeline,
+    /// Exact steps of LORO.
+    Hosts,
 }
 
 /// Effect of the memory limit on a plan.
@@ -163,6 +165,7 @@ impl fmt::Display for Bottleneck {
                     Resource::MemoryBandwidth => "memory bandwidth (fused ops and the optimizer)",
                     Resource::Links => "links (collectives and transfers)",
                     Resource::Pipeline => "the pipeline (bubble)",
+                    Resource::Hosts => "hosts (exact steps)",
                 };
                 write!(f, "{percent:.0} % of the step is {name}")
             }
@@ -242,7 +245,7 @@ pub fn explain(
         };
     };
     let chosen = alternative("chosen plan", request, best, None);
-    let time = best.time;
+    let time = best.average_time();
     let alternatives = alternative_requests(request, best)
         .into_iter()
         .take_while(|_| !stop.load(Ordering::Relaxed))
@@ -296,7 +299,7 @@ fn alternative(
         name: name.into(),
         summary: summary(plan),
         prediction: prediction.map(|(prediction, _)| prediction),
-        ratio: reference_time.map(|time| plan.time.0 / time.0),
+        ratio: reference_time.map(|time| plan.average_time().0 / time.0),
         status: None,
         gap: None,
         rejection_reason: None,
@@ -415,10 +418,12 @@ fn bottlenecks(
     let Some(prediction) = &chosen.prediction else { return vec![] };
     let parts = &prediction.breakdown_s;
     let step = prediction.step_time_s;
+    let hosts = prediction.exact_step.as_ref().map_or(0.0, |exact_step| exact_step.per_step_s);
     let mut shares = [
         (Resource::Compute, parts.gemm + parts.attention),
         (Resource::MemoryBandwidth, parts.elementwise + parts.optimizer),
-        (Resource::Links, parts.collective_exposed + parts.other),
+        (Resource::Links, parts.collective_exposed + parts.other - hosts),
+        (Resource::Hosts, hosts),
         (Resource::Pipeline, parts.bubble),
     ];
     shares.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -454,11 +459,11 @@ fn memory_binding(
         ..request.on_devices(best.decisions.context.mesh.devices())
     };
     let free = search_until_stopped(&free, cache, stop);
-    match free.best.filter(|free| free.time.0 < best.time.0 * (1.0 - 1e-9)) {
+    match free.best.filter(|free| free.average_time().0 < best.average_time().0 * (1.0 - 1e-9)) {
         Some(free) => MemoryBinding::Binding {
             peak,
             limit,
-            unlimited_step_time: free.time
+            unlimited_step_time: free.average_time()
                 * request.profile.launch_costs(request.executor).step_factor,
             unlimited_peak: free.peak_arena(),
         },

@@ -15,7 +15,8 @@ use narrows_plan::kernel::{Attention, CollectiveKind, Direction};
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Phase, Program};
 use narrows_plan::{
-    Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan, lower,
+    Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan, Seconds,
+    lower,
 };
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
@@ -23,7 +24,7 @@ use serde::{Serialize, Serializer};
 /// A prediction for one plan on one profile.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Prediction {
-    /// Step time in seconds.
+    /// Step time in seconds; with exact steps of LORO, that of the average step.
     pub step_time_s: f64,
     /// 90 % interval of the step time, by the bootstrap of [`narrows_cost_model::interval`].
     pub step_time_interval_s: [f64; 2],
@@ -47,7 +48,7 @@ pub struct Prediction {
     /// Kernels of the step that lie further than a factor of two from every measured shape, by
     /// descending share of the time.
     pub unmeasured: Vec<UnmeasuredKernel>,
-    /// Exact steps of LORO, which no other field contains; absent without them.
+    /// Exact steps of LORO, whose average share is in the step time and in the part `other`; absent without them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_step: Option<ExactStepPrediction>,
     /// Warning that the measurements of the profile are unreliable.
@@ -87,9 +88,21 @@ impl From<ExactStepTime> for ExactStepPrediction {
 }
 
 impl Prediction {
-    /// Time that exact steps add to a step on average; zero without them.
-    pub fn exact_step_share_s(&self) -> f64 {
-        self.exact_step.as_ref().map_or(0.0, |exact_step| exact_step.per_step_s)
+    /// The prediction of the steps between exact steps; the same without these.
+    pub fn between_exact_steps(&self) -> Prediction {
+        let share = self.exact_step.as_ref().map_or(0.0, |exact_step| exact_step.per_step_s);
+        let step_time_s = self.step_time_s - share;
+        let speedup = self.step_time_s / step_time_s;
+        let Breakdown { other, .. } = self.breakdown_s;
+        Prediction {
+            step_time_s,
+            step_time_interval_s: self.step_time_interval_s.map(|bound| bound - share),
+            tokens_per_s: self.tokens_per_s * speedup,
+            mfu: self.mfu * speedup,
+            flops_per_s_per_device: self.flops_per_s_per_device * speedup,
+            breakdown_s: Breakdown { other: other - share, ..self.breakdown_s },
+            ..self.clone()
+        }
     }
 
     /// Arena of the stage that needs the most memory: the memory that every device must have.
@@ -188,7 +201,11 @@ pub fn predict_program(
     let timeline = simulate(program, prices.streams(&price));
     let program = program.program();
     let factor = profile.launch_costs(executor).step_factor;
-    let step = timeline.step_time * factor;
+    let exact_step = ExactStepTime::of(program, profile);
+    let exact_share = exact_step.map_or(Seconds(0.0), |exact_step| exact_step.per_step());
+    let kernel_time = timeline.step_time * factor;
+    let step = kernel_time + exact_share;
+    let Breakdown { other, .. } = timeline.breakdown.scaled(factor);
     let kernels = kernels(program);
     let errors = ErrorModel::new(profile, executor, &context.mesh);
     let interval = errors.step_interval(&kernels);
@@ -198,17 +215,20 @@ pub fn predict_program(
         model_flops(model, context.workload.sequence_length) * context.workload.global_batch as f64;
     Prediction {
         step_time_s: step.0,
-        step_time_interval_s: interval.map(|ratio| step.0 * ratio),
+        step_time_interval_s: interval.map(|ratio| kernel_time.0 * ratio + exact_share.0),
         tokens_per_s: tokens / step.0,
         mfu: flops / (peak * step.0),
         flops_per_s_per_device: flops / (step.0 * context.mesh.devices() as f64),
         peak_memory_bytes: program.stages.iter().map(|stage| stage.arena.0).collect(),
-        breakdown_s: timeline.breakdown.scaled(factor),
+        breakdown_s: Breakdown {
+            other: other + exact_share.0,
+            ..timeline.breakdown.scaled(factor)
+        },
         block_collective_bytes: block_collectives(resolved),
         assumed: profile.assumed_paths(),
         shapes_measured: errors.has_measured_shapes(),
         unmeasured: errors.unmeasured_kernels(&kernels),
-        exact_step: ExactStepTime::of(program, profile).map(ExactStepPrediction::from),
+        exact_step: exact_step.map(ExactStepPrediction::from),
         warning: profile.warning(),
     }
 }

@@ -24,6 +24,7 @@ mod atomic_file;
 pub mod checkpoint;
 pub mod data;
 mod digest;
+mod eigenpairs;
 mod error;
 mod gemm_dtype;
 mod instruction_order;

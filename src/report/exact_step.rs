@@ -9,8 +9,8 @@ use crate::text;
 pub fn phrase(exact_step: &ExactStepPrediction) -> String {
     let ExactStepPrediction { every, host_flops, bytes, time_s, per_step_s, rates } = exact_step;
     format!(
-        "an exact step {} takes {} more ({host_flops:.1e} operations on the hosts, {} copied, at {} rates), {} per step \
-         on average",
+        "an exact step {} takes {} more ({host_flops:.1e} operations on the hosts, {} copied, at {} rates), {} of the \
+         average step",
         text::every(*every, "step"),
         Seconds(*time_s),
         Bytes(*bytes),

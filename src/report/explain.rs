@@ -182,6 +182,7 @@ fn bottlenecks(page: &mut Page, bottlenecks: &[Bottleneck], detail: Detail) {
                     Resource::MemoryBandwidth => "memory bandwidth: fused ops and the optimizer",
                     Resource::Links => "communication: collectives and transfers",
                     Resource::Pipeline => "the pipeline bubble",
+                    Resource::Hosts => "hosts: exact steps of LORO",
                 };
                 page.line(format!("{percent:3.0} % {name}"));
             }

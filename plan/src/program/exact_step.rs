@@ -107,12 +107,15 @@ impl OwnedPair {
         (self.d_in + self.d_out) * self.rank
     }
 
-    /// Floating-point operations of a decomposition: thin QR with an explicit Q, 4dr² each, of both factors and both normal
-    /// components, the products with d rows, 9dr² on each side, Sᵀ·S of 16r³, and the decomposition of a symmetric matrix of
-    /// order 2r with its vectors, 9(2r)³.
+    /// Floating-point operations of a decomposition, in its terms of third order.
+    ///
+    /// With d rows: 6dr² − 8r³/3 for each QR decomposition with an explicit Q, of M, N and Z − V·Vᵀ·Z; dr² each for Y and Z; 2dr²
+    /// each for Uᵀ·Y, C, the two projections and the Gram matrix of Y; 4dr² for each new factor. Without: 2r³ for R_M·R_Nᵀ,
+    /// 8r³ for Sᵀ·S, 4r³ for the upper half of S·T, and for the eigenvectors of order 2r 32r³ / 3 (tridiagonalisation), 32r³ / 3 at
+    /// most (divide and conquer) and 16r³ (reflections). The symbols are those of the runtime's `loro` module.
     pub fn decomposition_flops(&self) -> Flops {
         let [d_in, rank, d_out] = [self.d_in, self.rank, self.d_out].map(|size| size as f64);
-        Flops(17.0 * (d_in + d_out) * rank.powi(2) + 88.0 * rank.powi(3))
+        Flops((21.0 * d_in + 17.0 * d_out) * rank.powi(2) + 130.0 / 3.0 * rank.powi(3))
     }
 }
 

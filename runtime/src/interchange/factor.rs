@@ -10,13 +10,14 @@
 //! U and Σ² are the eigenvectors and eigenvalues of W·Wᵀ, or V and Σ² of Wᵀ·W where W has fewer columns, in
 //! f64: singular values below 1e-8 of the largest are noise, as they are in f32 weights.
 
-use nalgebra::{DMatrix, SymmetricEigen};
+use faer::{Mat, MatRef};
 use narrows_plan::Defect;
 use narrows_plan::model::{
     Activation, FactorPair, LinearKind, Model, ParameterId, Weight, WeightId,
 };
 use rayon::prelude::*;
 
+use crate::eigenpairs::{Eigenpairs, eigenpairs};
 use crate::session::ModelTensors;
 
 /// Choice of the ranks.
@@ -64,7 +65,7 @@ struct Factors {
 /// Factors every linear of a dense model.
 ///
 /// # Errors
-/// A linear that is a factor pair, or with fewer inputs or outputs than the rank.
+/// A linear that is a factor pair, or with fewer inputs or outputs than the rank, or whose weights have no decomposition.
 ///
 /// # Panics
 /// When a linear of the model has no weights.
@@ -98,9 +99,12 @@ pub fn factor_weights(
         .par_iter()
         .map(|(block, kind, linear)| {
             let weight = &weights[&dense_id(*block, *kind)];
-            factor(weight, linear.d_in as usize, linear.d_out as usize, choice)
+            let w =
+                MatRef::from_row_major_slice(weight, linear.d_in as usize, linear.d_out as usize);
+            factor(w, choice)
+                .map_err(|problem| Defect::new(format!("layer {block} {kind}"), problem))
         })
-        .collect();
+        .collect::<Result<_, _>>()?;
     // A decomposition has no residual apart from the matrix.
     let mut low_rank = Model { latent_residual: None, ..model.clone() };
     let mut report = vec![];
@@ -120,45 +124,43 @@ pub fn factor_weights(
     Ok(FactoredModel { model: low_rank, weights, linears: report })
 }
 
-/// Factors a row-major matrix; `None` where it stays dense.
-fn factor(weight: &[f32], rows: usize, columns: usize, choice: RankChoice) -> Option<Factors> {
-    let w = DMatrix::from_row_iterator(rows, columns, weight.iter().map(|x| f64::from(*x)));
+/// Factors a matrix; `None` where it stays dense. An error is what prevents its decomposition.
+fn factor(weight: MatRef<'_, f32>, choice: RankChoice) -> Result<Option<Factors>, &'static str> {
+    let (rows, columns) = weight.shape();
+    let w = Mat::from_fn(rows, columns, |i, j| f64::from(weight[(i, j)]));
     let wide = rows <= columns;
     let gram = if wide { &w * w.transpose() } else { w.transpose() * &w };
-    let eigen = SymmetricEigen::new(gram);
-    let mut order: Vec<usize> = (0..eigen.eigenvalues.len()).collect();
-    order.sort_by(|i, j| eigen.eigenvalues[*j].total_cmp(&eigen.eigenvalues[*i]));
-    let squares: Vec<f64> = order.iter().map(|i| eigen.eigenvalues[*i].max(0.0)).collect();
+    let Eigenpairs { values: squares, vectors } = eigenpairs(&gram)
+        .ok_or("has weights that are not finite, or a decomposition that does not converge")?;
+    let squares: Vec<f64> = squares.into_iter().map(|square| square.max(0.0)).collect();
     let rank = match choice {
         RankChoice::Rank(rank) => rank as usize,
         RankChoice::Energy(energy) => least_rank(&squares, energy),
     };
     if matches!(choice, RankChoice::Energy(_)) && rank * (rows + columns) >= rows * columns {
-        return None;
+        return Ok(None);
     }
-    let vectors = eigen.eigenvectors.select_columns(&order[..rank]);
+    let vectors = vectors.subcols(0, rank);
     // The square root of the singular value; a value of zero has no direction, whose scale is arbitrary.
     let scale = |n: usize| if squares[n] > 0.0 { squares[n].sqrt().sqrt() } else { 1.0 };
-    let scaled = |mut matrix: DMatrix<f64>, exponent: i32| {
-        for (n, mut column) in matrix.column_iter_mut().enumerate() {
-            column *= scale(n).powi(exponent);
-        }
-        matrix
+    let rounded = |matrix: MatRef<'_, f64>, exponent: i32| {
+        Mat::from_fn(matrix.nrows(), rank, |i, n| (matrix[(i, n)] * scale(n).powi(exponent)) as f32)
     };
     let (a, b) = if wide {
-        let projection = w.transpose() * &vectors;
-        (scaled(vectors, 1), scaled(projection, -1).transpose())
+        (rounded(vectors, 1), rounded((w.transpose() * vectors).as_ref(), -1))
     } else {
-        let projection = &w * &vectors;
-        (scaled(projection, -1), scaled(vectors, 1).transpose())
+        (rounded((&w * vectors).as_ref(), -1), rounded(vectors, 1))
     };
-    let (a, b) = (a.map(|x| x as f32), b.map(|x| x as f32));
-    let product = a.map(f64::from) * b.map(f64::from);
-    let norm = w.norm();
-    let relative_error = if norm > 0.0 { (product - w).norm() / norm } else { 0.0 };
-    // nalgebra stores columns: the transpose has the rows one after the other.
-    let row_major = |matrix: DMatrix<f32>| matrix.transpose().as_slice().to_vec();
-    Some(Factors { a: row_major(a), b: row_major(b), rank: rank as u64, relative_error })
+    let widened =
+        |matrix: &Mat<f32>| Mat::from_fn(matrix.nrows(), rank, |i, n| f64::from(matrix[(i, n)]));
+    let product = widened(&a) * widened(&b).transpose();
+    let norm = w.norm_l2();
+    let relative_error = if norm > 0.0 { (product - w).norm_l2() / norm } else { 0.0 };
+    let row_major = |matrix: MatRef<'_, f32>| -> Vec<f32> {
+        matrix.row_iter().flat_map(|row| row.iter().copied()).collect()
+    };
+    let (a, b) = (row_major(a.as_ref()), row_major(b.transpose()));
+    Ok(Some(Factors { a, b, rank: rank as u64, relative_error }))
 }
 
 /// The least rank, of at least 1, that keeps a share of the sum of squares, which are in descending order.
@@ -178,16 +180,19 @@ mod tests {
     use crate::random::CounterRng;
 
     /// A matrix with these singular values: a product of random orthogonal matrices with them.
-    fn matrix(rows: usize, columns: usize, singular: &[f64]) -> Vec<f32> {
+    fn matrix(rows: usize, columns: usize, singular: &[f64]) -> Mat<f32> {
         let orthogonal = |seed, size: usize| {
             let stream = CounterRng::new(seed, "orthogonal");
-            let random = DMatrix::from_fn(size, size, |i, j| stream.normal((i * size + j) as u64));
-            random.qr().q()
+            Mat::from_fn(size, size, |i, j| stream.normal((i * size + j) as u64)).qr().compute_Q()
         };
-        let mut middle = DMatrix::zeros(rows, columns);
+        let mut middle = Mat::zeros(rows, columns);
         singular.iter().enumerate().for_each(|(n, value)| middle[(n, n)] = *value);
-        let w: DMatrix<f64> = orthogonal(1, rows) * middle * orthogonal(2, columns);
-        w.transpose().iter().map(|x| *x as f32).collect()
+        let w: Mat<f64> = orthogonal(1, rows) * middle * orthogonal(2, columns);
+        Mat::from_fn(rows, columns, |i, j| w[(i, j)] as f32)
+    }
+
+    fn factors(w: &Mat<f32>, choice: RankChoice) -> Option<Factors> {
+        factor(w.as_ref(), choice).expect("converges")
     }
 
     #[test]
@@ -197,7 +202,7 @@ mod tests {
         for (rows, columns) in [(6, 9), (9, 6), (6, 6)] {
             let w = matrix(rows, columns, &singular);
             for rank in 1..=6 {
-                let factors = factor(&w, rows, columns, RankChoice::Rank(rank as u64)).unwrap();
+                let factors = factors(&w, RankChoice::Rank(rank as u64)).unwrap();
                 let tail: f64 = singular[rank..].iter().map(|s| s * s).sum();
                 let expected = (tail / total).sqrt();
                 let error = (factors.relative_error - expected).abs();
@@ -214,8 +219,8 @@ mod tests {
             assert_eq!(least_rank(&squares, energy), rank, "{energy}");
         }
         let w = matrix(8, 8, &[8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
-        assert_eq!(factor(&w, 8, 8, RankChoice::Energy(0.89)).unwrap().rank, 2);
+        assert_eq!(factors(&w, RankChoice::Energy(0.89)).unwrap().rank, 2);
         // Four ranks have as many parameters as the matrix.
-        assert!(factor(&w, 8, 8, RankChoice::Energy(0.95)).is_none());
+        assert!(factors(&w, RankChoice::Energy(0.95)).is_none());
     }
 }

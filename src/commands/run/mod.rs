@@ -126,6 +126,7 @@ fn prepare(
             search_plan(&request, &task, &output)?
         }
     };
+    let planned = PlannedRun { prediction: planned.prediction.between_exact_steps(), ..planned };
     if let Some(file) = output.plan_file.as_ref().filter(|_| task.is_rank_0()) {
         output::write_plan(file, &planned.plan)?;
     }

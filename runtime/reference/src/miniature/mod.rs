@@ -88,6 +88,7 @@ impl Miniature {
             workload,
             shard_size,
             stages,
+            loro_every: None,
             ..plan.clone()
         };
         plan.resolve(&small_model)?;
