@@ -93,10 +93,9 @@ impl ExactStepWork {
         let (host, mesh) = (profile.host(), &context.mesh);
         let threads = mesh.tensor * mesh.replicas() * host.threads_per_device;
         let decomposed = self.flops / (threads as f64 * host.flops_per_s);
-        let groups = [Axis::Tensor, Axis::Data].map(|axis| mesh.group(axis));
-        let sums = groups
-            .iter()
-            .flat_map(|group| [HostAction::SumFactors(*group), HostAction::SumUpdates(*group)]);
+        let [tensor, data] = [Axis::Tensor, Axis::Data].map(|axis| mesh.group(axis));
+        let factors = [tensor, context.shard_group()].map(HostAction::SumFactors);
+        let sums = factors.into_iter().chain([tensor, data].map(HostAction::SumUpdates));
         let summed: f64 = sums.map(|action| sum_s(&action, self.elements, &host)).sum();
         Seconds((decomposed + summed) / (mesh.pipeline * every.get()) as f64)
     }

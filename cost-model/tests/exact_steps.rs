@@ -92,9 +92,14 @@ fn copies_and_sums_count_the_bytes_of_a_device() {
     let part = step(mesh(1, 1, 4), Zero::Three, [FAST, 1e9, FAST]);
     assert!(close(part.time.0, elements * 18.0 / 4.0 / 1e9), "{part:?}");
     assert_eq!(part.copied, copied.copied);
-    // Factors and directions, and then new factors, over two replicas.
-    let summed = step(mesh(1, 1, 2), Zero::Off, [FAST, FAST, 1e9]);
-    assert!(close(summed.time.0, elements * 12.0 / 1e9), "{summed:?}");
+    // Factors and directions over two replicas with ZeRO, and new factors also without.
+    for (zero, bytes) in [(Zero::Off, 4.0), (Zero::One, 12.0)] {
+        let summed = step(mesh(1, 1, 2), zero, [FAST, FAST, 1e9]);
+        assert!(close(summed.time.0, elements * bytes / 1e9), "{summed:?}");
+    }
+    // Over the tensor axis, 3/4 of the bytes twice.
+    let summed = step(mesh(4, 1, 1), Zero::Off, [FAST, FAST, 1e9]);
+    assert!(close(summed.time.0, elements * 18.0 / 1e9), "{summed:?}");
 }
 
 #[test]

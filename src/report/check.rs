@@ -45,6 +45,12 @@ struct StageSummary {
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_microbatches_in_flight: Option<Vec<u64>>,
     peak_memory_bytes: u64,
+    /// Factor pairs that the hosts of the stage decompose in an exact step of LORO; absent without exact steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exact_step_pairs: Option<u64>,
+    /// Instructions of a host in an exact step; absent without exact steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exact_step_instructions: Option<u64>,
 }
 
 /// One reason why a plan is not proven.
@@ -163,6 +169,8 @@ impl StageSummary {
         }
         let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
         let in_flight: Vec<u64> = stage.chunks.iter().map(|chunk| chunk.slots * in_pass).collect();
+        let has_exact_step = !stage.exact_step.is_empty();
+        let in_exact_step = |count: usize| has_exact_step.then_some(count as u64);
         StageSummary {
             instructions: stage.all_instructions().count() as u64,
             buffers: stage.buffers.len() as u64,
@@ -172,6 +180,8 @@ impl StageSummary {
             microbatches_in_flight: in_flight.iter().sum(),
             chunk_microbatches_in_flight: (in_flight.len() > 1).then_some(in_flight),
             peak_memory_bytes: stage.arena.0,
+            exact_step_pairs: in_exact_step(stage.exact_step.pairs.len()),
+            exact_step_instructions: in_exact_step(stage.exact_step.instrs.len()),
         }
     }
 
@@ -212,6 +222,17 @@ impl Report for CheckReport {
         page.table(&columns.map(|name| (name, Align::Right)), &rows);
         if self.stages.iter().any(|stage| stage.chunk_microbatches_in_flight.is_some()) {
             page.line("In flight: microbatches in each model chunk of a stage.");
+        }
+        let sum = |of_stage: fn(&StageSummary) -> Option<u64>| {
+            self.stages.iter().filter_map(of_stage).reduce(|a, b| a + b)
+        };
+        if let Some(pairs) = sum(|stage| stage.exact_step_pairs) {
+            let instructions = sum(|stage| stage.exact_step_instructions).unwrap_or(0);
+            page.line(format!(
+                "Exact steps: {} of hosts, which decompose {} once each",
+                plural(instructions, "instruction"),
+                plural(pairs, "factor pair")
+            ));
         }
         page.line(match self.memory_limit_bytes {
             Some(limit) => format!("Memory limit of a device: {}", Bytes(limit)),

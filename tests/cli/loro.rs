@@ -101,15 +101,19 @@ fn a_plan_has_the_exact_steps_of_loro() {
     let often = cost("--loro-every 5");
     assert_eq!(often["decisions"]["loro_every"], 5);
     assert_eq!(often["prediction"]["exact_step"]["time_s"], exact_step["time_s"]);
-    // A training run takes the average step.
-    let run_time = |flags: &str| {
+    // The step time is that of the average step, and a training run takes it.
+    let step_time = |priced: &Value| priced["prediction"]["step_time_s"].as_f64().unwrap();
+    let between = seconds("time_s") * (1.0 / 5.0 - 1.0 / 50.0);
+    let difference = step_time(&often) - step_time(&planned);
+    assert!((difference / between - 1.0).abs() < 1e-6, "{difference}, expected {between}");
+    let days = |flags: &str| {
         let run = cost(&format!("--tokens 3200 {flags}"));
         run["run"]["days"].as_f64().unwrap_or_else(|| panic!("{run}"))
     };
-    let step = cost("")["prediction"]["step_time_s"].as_f64().unwrap();
-    let average = (step + seconds("time_s") / 5.0) / (step + seconds("time_s") / 50.0);
-    let ratio = run_time("--loro-every 5") / run_time("");
-    assert!((ratio / average - 1.0).abs() < 1e-6, "{ratio}, expected {average}");
+    let ratio = days("--loro-every 5") / days("");
+    assert!((ratio / (step_time(&often) / step_time(&planned)) - 1.0).abs() < 1e-6, "{ratio}");
+    let [bound, gap] = ["bound_s", "gap"].map(|key| planned["search"][key].as_f64().unwrap());
+    assert!((bound / step_time(&planned) - (1.0 - gap)).abs() < 1e-6, "{}", planned["search"]);
     // Without the key, and where the optimizer is AdamW.
     let without = json(&format!("plan {request}"));
     assert!(without["decisions"].get("loro_every").is_none());
@@ -120,8 +124,31 @@ fn a_plan_has_the_exact_steps_of_loro() {
         let run = format!("run {plan} --model {model} --threads 1 --steps 2 {flags}");
         json(&run)["prediction"].clone()
     };
-    assert_eq!(run("--optimizer loro --loro-every 2")["exact_step"]["every"], 2);
-    assert!(run("").get("exact_step").is_none());
+    let every_second = run("--optimizer loro --loro-every 2");
+    assert_eq!(every_second["exact_step"]["every"], 2);
+    let adamw = run("");
+    assert!(adamw.get("exact_step").is_none());
+    // The run compares its steps with those between exact steps.
+    let [with, without] = [&every_second, &adamw].map(|step| step["step_time_s"].as_f64().unwrap());
+    assert!((with / without - 1.0).abs() < 1e-9, "{with} and {without}");
+    let output =
+        narrows(&format!("run {plan} --model {model} --threads 1 --steps 1")).assert().success();
+    let warning = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let expected = "is for LORO with an exact step every 50 steps, and the run has AdamW";
+    assert!(warning.contains(expected), "{warning}");
+    let checked = json(&format!("check {plan} --model {model}"));
+    assert_eq!(checked["stages"][0]["exact_step_pairs"], 14, "{checked}");
+    let counted = stdout(&format!(
+        "run {plan} --model {model} --backend null --optimizer loro --loro-every 50 --steps 1"
+    ));
+    assert!(counted.contains("in exact steps are not counted"), "{counted}");
+    // The alternatives that `explain` searches include dense models.
+    for devices in [1, 2] {
+        let sizes = format!("--devices {devices} --global-batch 4 --sequence-length 8");
+        let explained =
+            stdout(&format!("explain --model svd-60m --hardware cpu-local {sizes} --loro-every 2"));
+        assert!(explained.contains("% hosts: exact steps of LORO"), "{explained}");
+    }
 }
 
 #[test]

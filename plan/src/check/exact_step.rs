@@ -21,14 +21,14 @@ type PairKey = (u64, LinearKind);
 enum PairState {
     /// Nothing.
     Unread,
-    /// Factors and directions in a transfer, still to be summed over these axes.
-    Factors(Vec<Axis>),
+    /// Factors and directions in a transfer, still to be summed over these groups.
+    Factors(Vec<DeviceGroup>),
     /// The owner has the factors.
     Kept,
     /// The owner has the new factors.
     Decomposed,
-    /// New factors in a transfer, still to be summed over these axes.
-    Updates(Vec<Axis>),
+    /// New factors in a transfer, still to be summed over these groups.
+    Updates(Vec<DeviceGroup>),
     /// The devices have the new factors.
     Written,
 }
@@ -41,10 +41,12 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
         });
     }
     check_pairs(stage, context)?;
-    let divided: Vec<Axis> = [Axis::Tensor, Axis::Data]
-        .into_iter()
-        .filter(|axis| context.axis_size(*axis) > 1)
-        .collect();
+    let [tensor, data] = [Axis::Tensor, Axis::Data].map(|axis| context.mesh.group(axis));
+    let dividing = |groups: [DeviceGroup; 2]| -> Vec<DeviceGroup> {
+        groups.into_iter().filter(|group| group.size > 1).collect()
+    };
+    // The optimizer states of a pair are divided over the devices that share a copy, its owners over all of the stage.
+    let divided = [dividing([tensor, context.shard_group()]), dividing([tensor, data])];
     let mut states = vec![PairState::Unread; pairs.len()];
     let mut transfer: Option<Range<usize>> = None;
     for (index, instr) in instrs.iter().enumerate() {
@@ -59,10 +61,7 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
         match &instr.action {
             HostAction::Read(buffers) => require_buffers(stage, of_instr, buffers, reads)?,
             HostAction::Write(buffers) => require_buffers(stage, of_instr, buffers, writes)?,
-            HostAction::SumFactors(group) | HostAction::SumUpdates(group) => {
-                require_group(*group, context)?;
-            }
-            HostAction::Keep | HostAction::Decompose | HostAction::Place => {}
+            _ => {}
         }
         let expected = match &instr.action {
             HostAction::Read(_) | HostAction::Place | HostAction::Decompose => None,
@@ -95,24 +94,32 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
     }
 }
 
-/// The state of a pair after an action; `None` where the action may not follow.
-fn next_state(action: &HostAction, state: &PairState, divided: &[Axis]) -> Option<PairState> {
-    let without = |axes: &[Axis], group: &DeviceGroup| -> Option<Vec<Axis>> {
-        let others = axes.iter().copied().filter(|axis| *axis != group.axis);
-        axes.contains(&group.axis).then(|| others.collect())
+/// The state of a pair after an action; `None` where the action may not follow. `divided` are the groups that divide factors, and
+/// those that divide new factors.
+fn next_state(
+    action: &HostAction,
+    state: &PairState,
+    divided: &[Vec<DeviceGroup>; 2],
+) -> Option<PairState> {
+    let without = |groups: &[DeviceGroup], summed: &DeviceGroup| -> Option<Vec<DeviceGroup>> {
+        let others = groups.iter().copied().filter(|group| group != summed);
+        groups.contains(summed).then(|| others.collect())
     };
+    let [factors, updates] = divided;
     Some(match (action, state) {
-        (HostAction::Read(_), PairState::Unread) => PairState::Factors(divided.to_vec()),
-        (HostAction::SumFactors(group), PairState::Factors(axes)) => {
-            PairState::Factors(without(axes, group)?)
+        (HostAction::Read(_), PairState::Unread) => PairState::Factors(factors.clone()),
+        (HostAction::SumFactors(group), PairState::Factors(groups)) => {
+            PairState::Factors(without(groups, group)?)
         }
-        (HostAction::Keep, PairState::Factors(axes)) if axes.is_empty() => PairState::Kept,
+        (HostAction::Keep, PairState::Factors(groups)) if groups.is_empty() => PairState::Kept,
         (HostAction::Decompose, PairState::Kept) => PairState::Decomposed,
-        (HostAction::Place, PairState::Decomposed) => PairState::Updates(divided.to_vec()),
-        (HostAction::SumUpdates(group), PairState::Updates(axes)) => {
-            PairState::Updates(without(axes, group)?)
+        (HostAction::Place, PairState::Decomposed) => PairState::Updates(updates.clone()),
+        (HostAction::SumUpdates(group), PairState::Updates(groups)) => {
+            PairState::Updates(without(groups, group)?)
         }
-        (HostAction::Write(_), PairState::Updates(axes)) if axes.is_empty() => PairState::Written,
+        (HostAction::Write(_), PairState::Updates(groups)) if groups.is_empty() => {
+            PairState::Written
+        }
         _ => return None,
     })
 }
@@ -202,14 +209,4 @@ fn require_buffers(
             && listed.last() < Some(&BufferId(stage.buffers.len() as u32)),
         || "an exact step lists a buffer twice, or one that does not exist".into(),
     )
-}
-
-fn require_group(group: DeviceGroup, context: &Context) -> CheckResult {
-    ensure(group == context.mesh.group(group.axis), || {
-        format!(
-            "an exact step sums over a group of {} devices of the {} axis",
-            group.size,
-            group.axis.name()
-        )
-    })
 }

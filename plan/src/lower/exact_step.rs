@@ -89,9 +89,10 @@ impl StageLowering<'_> {
 
     /// Decomposes the pairs of these blocks at once.
     fn push_exact_step(&mut self, blocks: Vec<BlockPairs>) {
-        let mesh = self.plan.context.mesh;
-        let axes = [Axis::Tensor, Axis::Data].map(|axis| mesh.group(axis));
-        let groups: Vec<DeviceGroup> = axes.into_iter().filter(|group| group.size > 1).collect();
+        let context = &self.plan.context;
+        let [tensor, data] = [Axis::Tensor, Axis::Data].map(|axis| context.mesh.group(axis));
+        let divided = |groups: [DeviceGroup; 2]| groups.into_iter().filter(|group| group.size > 1);
+        let update_groups: Vec<DeviceGroup> = divided([tensor, data]).collect();
         let exact_step = &mut self.program.exact_step;
         let first = exact_step.pairs.len();
         let mut writes = vec![];
@@ -101,10 +102,11 @@ impl StageLowering<'_> {
             let pairs = start..exact_step.pairs.len();
             let instr = |action| HostInstr { action, pairs: pairs.clone() };
             exact_step.instrs.push(instr(HostAction::Read(read)));
-            exact_step.instrs.extend(groups.iter().map(|g| instr(HostAction::SumFactors(*g))));
+            let factor_groups = divided([tensor, context.shard_group()]);
+            exact_step.instrs.extend(factor_groups.map(|g| instr(HostAction::SumFactors(g))));
             exact_step.instrs.push(instr(HostAction::Keep));
             writes.push(instr(HostAction::Place));
-            writes.extend(groups.iter().map(|group| instr(HostAction::SumUpdates(*group))));
+            writes.extend(update_groups.iter().map(|g| instr(HostAction::SumUpdates(*g))));
             writes.push(instr(HostAction::Write(written)));
         }
         let pairs = first..exact_step.pairs.len();

@@ -7,12 +7,12 @@
 //!
 //! | instruction | what the host of a device does |
 //! |---|---|
-//! | `Read` | begins a transfer: the elements of factors that this device provides, and the directions in which AdamW would change them; zero elsewhere. Each element is provided by one device of the stage |
-//! | `SumFactors`, over each axis that divides the stage | adds the transfers of all members, which makes the factors whole |
+//! | `Read` | begins a transfer: the elements of factors that this device provides, and the directions in which AdamW would change them; zero elsewhere. Each element is provided by one of the devices that share a copy of the optimizer states |
+//! | `SumFactors`, over the tensor axis and the shard group | adds the transfers of all members, which makes the factors whole |
 //! | `Keep` | keeps the factors of own pairs, and ends the transfer |
 //! | `Decompose` | computes the new factors of own pairs |
 //! | `Place` | begins a transfer: the new factors of own pairs; zero for the others |
-//! | `SumUpdates`, over the same axes | adds the transfers of all members |
+//! | `SumUpdates`, over the tensor and the data axis | adds the transfers of all members |
 //! | `Write` | writes the new factors to the weights and master copies of the device, and ends the transfer |
 //!
 //! A stage decomposes the pairs of several blocks at once: as many as keep the threads of all hosts busy within their memory.

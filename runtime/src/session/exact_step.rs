@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use narrows_plan::Axis;
+use narrows_plan::DeviceGroup;
 use narrows_plan::model::{ParameterId, WeightId};
 use narrows_plan::program::{
     Buffer, BufferId, CollectiveFunction, HostAction, OwnedPair, Reduction,
@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use super::coordinates::MeshCoordinates;
 use super::model_program::ModelProgram;
-use super::tensors::{TensorKind, local_tensors_of, stage_of};
+use super::tensors::{StateCopies, TensorKind, local_tensors_of, stage_of};
 use super::{ModelTensors, Session};
 use crate::error::RunError;
 use crate::loro::{FactorRateScale, FactorStep, PairShape, exact_step};
@@ -123,8 +123,8 @@ impl Session {
                     }
                     HostAction::SumFactors(group) => {
                         let FactorTensors { weights, directions } = &mut memory.factors;
-                        self.sum(group.axis, weights)?;
-                        self.sum(group.axis, directions)?;
+                        self.sum(group, weights)?;
+                        self.sum(group, directions)?;
                     }
                     HostAction::Keep => {
                         let FactorTensors { weights, directions } = &memory.factors;
@@ -146,7 +146,7 @@ impl Session {
                             }
                         }
                     }
-                    HostAction::SumUpdates(group) => self.sum(group.axis, &mut memory.placed)?,
+                    HostAction::SumUpdates(group) => self.sum(group, &mut memory.placed)?,
                     HostAction::Write(_) => {
                         let whole = whole_factors(pairs, &memory.placed);
                         self.load_tensors(TensorKind::Weights, &whole)?;
@@ -186,7 +186,8 @@ impl Session {
             buffers.iter().any(|id| std::ptr::eq(program.stages[stage].buffer(*id), buffer))
         };
         let read = |kind| {
-            let local = local_tensors_of(&self.program, &*self.engine, kind, is_read)?;
+            let local =
+                local_tensors_of(&self.program, &*self.engine, (kind, StateCopies::Each), is_read)?;
             let mut all = Vec::with_capacity(elements_of(pairs));
             for (id, elements) in pairs.iter().flat_map(factors_of) {
                 match local.get(&id) {
@@ -229,14 +230,17 @@ impl Session {
         (first..).zip(pairs.iter().zip(starts)).filter_map(owned)
     }
 
-    /// Adds the elements of the processes along an axis.
-    fn sum(&self, axis: Axis, tensor: &mut [f32]) -> Result<(), RunError> {
-        let Some(group) = self.process_group() else { return Ok(()) };
+    /// Adds the elements of the processes of a group.
+    fn sum(&self, group: &DeviceGroup, tensor: &mut [f32]) -> Result<(), RunError> {
+        let Some(processes) = self.process_group() else { return Ok(()) };
         let mesh = self.program().context.mesh;
-        let own = MeshCoordinates::of_device(group.rank(), &mesh);
-        let members = own.members(&mesh.group(axis), &mesh);
-        let communicator =
-            members.and_then(|members| group.communicator(&members, GroupScope::Axis(axis)));
+        let scope = match *group == mesh.group(group.axis) {
+            true => GroupScope::Axis(group.axis),
+            false => GroupScope::ShardGroup,
+        };
+        let own = MeshCoordinates::of_device(processes.rank(), &mesh);
+        let members = own.members(group, &mesh);
+        let communicator = members.and_then(|members| processes.communicator(&members, scope));
         let Some(communicator) = communicator else { return Ok(()) };
         let function = CollectiveFunction::AllReduce(Reduction::Sum);
         communicator.run(CollectiveOperands::InPlace(tensor), function)?;

@@ -97,14 +97,23 @@ pub(super) fn local_tensors(
     engine: &dyn Engine,
     kind: TensorKind,
 ) -> Result<ModelTensors, RunError> {
-    local_tensors_of(program, engine, kind, |_| true)
+    local_tensors_of(program, engine, (kind, StateCopies::First), |_| true)
 }
 
-/// As [`local_tensors`], of some buffers alone.
+/// Devices that provide an element that several of them hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StateCopies {
+    /// The first of all.
+    First,
+    /// The first of each group that shares a copy of the states that ZeRO shards.
+    Each,
+}
+
+/// As [`local_tensors`], of some buffers alone, and of the first or of each copy of the optimizer states.
 pub(super) fn local_tensors_of(
     program: &ModelProgram,
     engine: &dyn Engine,
-    kind: TensorKind,
+    (kind, copies): (TensorKind, StateCopies),
     includes: impl Fn(&Buffer) -> bool,
 ) -> Result<ModelTensors, RunError> {
     let mut whole = ModelTensors::new();
@@ -112,7 +121,7 @@ pub(super) fn local_tensors_of(
         let buffers = kind.master_buffers(stage_of(program, device));
         for buffer in buffers.filter(|buffer| includes(buffer)) {
             let elements = engine.read_buffer(device, buffer)?;
-            copy_to_whole(&mut whole, program, device, buffer, &elements);
+            copy_to_whole(&mut whole, (program, copies), device, buffer, &elements);
         }
     }
     Ok(whole)
@@ -140,7 +149,7 @@ pub(super) fn gather_tensors(
         for buffer in buffers_of(device) {
             let (elements, rest) = remaining.split_at(element_count(buffer));
             remaining = rest;
-            copy_to_whole(&mut whole, program, device, buffer, elements);
+            copy_to_whole(&mut whole, (program, StateCopies::First), device, buffer, elements);
         }
     })?;
     Ok(whole)
@@ -154,7 +163,7 @@ pub(super) fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
 /// Copies the elements of a device's buffer to their places in whole tensors.
 fn copy_to_whole(
     whole: &mut ModelTensors,
-    model_program: &ModelProgram,
+    (model_program, copies): (&ModelProgram, StateCopies),
     device: u64,
     buffer: &Buffer,
     buffer_elements: &[f32],
@@ -167,7 +176,11 @@ fn copy_to_whole(
     else {
         return;
     };
-    let duplicate = (shards.is_replicated() && coordinates.tensor > 0) || window.is_duplicate;
+    let is_later_replica = match copies {
+        StateCopies::First => window.is_duplicate,
+        StateCopies::Each => window.is_duplicate_in_group,
+    };
+    let duplicate = (shards.is_replicated() && coordinates.tensor > 0) || is_later_replica;
     if duplicate {
         return;
     }
@@ -272,6 +285,8 @@ pub(super) struct ReplicaWindow {
     buffer_is_part: bool,
     /// Whether another replica before this one holds the same elements.
     is_duplicate: bool,
+    /// Whether another replica before this one in its shard group does.
+    is_duplicate_in_group: bool,
 }
 
 impl ReplicaWindow {
@@ -285,7 +300,13 @@ impl ReplicaWindow {
         let size = element_count(buffer) as u64 / parts;
         let part = has_part.then_some(position * size..(position + 1) * size);
         let first = if part.is_some() { position } else { 0 };
-        ReplicaWindow { part, buffer_is_part, is_duplicate: replica != first }
+        let is_duplicate_in_group = part.is_none() && position > 0;
+        ReplicaWindow {
+            part,
+            buffer_is_part,
+            is_duplicate: replica != first,
+            is_duplicate_in_group,
+        }
     }
 
     /// Whether the replica holds the whole shard.
@@ -300,7 +321,12 @@ impl ReplicaWindow {
 
     /// The window of a part of a whole shard.
     pub fn of_part(part: Range<u64>) -> ReplicaWindow {
-        ReplicaWindow { part: Some(part), buffer_is_part: false, is_duplicate: false }
+        ReplicaWindow {
+            part: Some(part),
+            buffer_is_part: false,
+            is_duplicate: false,
+            is_duplicate_in_group: false,
+        }
     }
 
     /// The elements of a run that belong to the replica, and their range in the buffer. The run starts

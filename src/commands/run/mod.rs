@@ -14,6 +14,7 @@ mod train_loop;
 mod validation;
 
 use std::ffi::OsStr;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use narrows_cost_model::{Prices, Profile};
@@ -40,6 +41,7 @@ use crate::output;
 use crate::priced_plan::PricedPlan;
 use crate::report::{self, InfeasibleReport, NullRunReport};
 use crate::signals::StopSignals;
+use crate::text;
 
 /// A plan to run, with its prediction.
 struct PlannedRun {
@@ -114,6 +116,9 @@ fn prepare(
     let planned = match selection {
         PlanSelection::File(mut file) => {
             require_exact_steps(&file.model, loro)?;
+            if file.plan.loro_every != loro_every && task.is_rank_0() {
+                warn_of_other_exact_steps(&file, loro_every);
+            }
             file.plan.loro_every = loro_every;
             price_file(*file, &task)?
         }
@@ -146,6 +151,16 @@ fn require_exact_steps(model: &Model, loro: Option<Loro>) -> CommandResult<()> {
             Err(Failure::input(problem.hint("--optimizer adamw").hint(hint)))
         }
     }
+}
+
+/// Warns of a plan for another optimizer than that of the recipe, which decides.
+fn warn_of_other_exact_steps(file: &PlanFile, loro_every: Option<NonZeroU64>) {
+    let optimizer = |every: Option<NonZeroU64>| match every {
+        Some(every) => format!("LORO with an exact step {}", text::every(every.get(), "step")),
+        None => "AdamW".into(),
+    };
+    let [planned, run] = [file.plan.loro_every, loro_every].map(optimizer);
+    output::warn(&format!("{} is for {planned}, and the run has {run}", file.name));
 }
 
 /// Checks that the rule of predicted tokens suits the model and its sequences.

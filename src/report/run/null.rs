@@ -21,6 +21,9 @@ pub struct NullRunReport {
     /// Mesh and schedule in words.
     #[serde(skip)]
     mesh_and_schedule: String,
+    /// Whether the plan has exact steps, which are not counted.
+    #[serde(skip)]
+    has_exact_steps: bool,
 }
 
 /// The work of each device of a stage in a step.
@@ -59,6 +62,7 @@ impl NullRunReport {
             mesh: report.mesh,
             stages,
             mesh_and_schedule: mesh_and_schedule(plan),
+            has_exact_steps: plan.loro_every.is_some(),
         }
     }
 }
@@ -91,6 +95,11 @@ impl Report for NullRunReport {
             "memory",
         ];
         page.table(&columns.map(|name| (name, Align::Right)), &rows);
+        if self.has_exact_steps {
+            page.line(
+                "The instructions of hosts in exact steps are not counted; `check` lists them.",
+            );
+        }
         page
     }
 }
