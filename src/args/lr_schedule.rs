@@ -41,9 +41,12 @@ impl RecipeArgs {
                 };
                 let restart_every = self.restart_every.map(NonZeroU64::get).or(every);
                 let refresh_every = loro.map(|loro| loro.refresh_every).filter(|every| *every > 0);
-                let restart_every = restart_every.or(refresh_every).unwrap_or(tenth(total_steps));
+                let restart_every =
+                    restart_every.or(refresh_every).unwrap_or(tenth(total_steps).max(2));
                 let restart_warm_up_steps = self.restart_warm_up_steps.or(warm_up_steps);
-                let restart_warm_up_steps = restart_warm_up_steps.unwrap_or(tenth(restart_every));
+                // A whole restart of warm-up may have no learning rate but 0.
+                let restart_warm_up_steps = restart_warm_up_steps
+                    .unwrap_or(tenth(restart_every).min(restart_every.saturating_sub(1)));
                 match schedule {
                     LrScheduleArg::LoroCosineRestarts => LearningRateSchedule::LoroCosineRestarts {
                         restart_every,
@@ -173,6 +176,17 @@ impl RecipeArgs {
                     plural(restart_every, "step"),
                 ),
                 "at most --restart-every",
+            ),
+            LearningRateSchedule::CosineRestarts { restart_every: 1, restart_warm_up_steps: 1 }
+            | LearningRateSchedule::LoroCosineRestarts {
+                restart_every: 1,
+                restart_warm_up_steps: 1,
+                ..
+            } => (
+                "--restart-warm-up-steps",
+                "1 step begins every restart with almost no learning rate, and --restart-every 1 has no other step"
+                    .into(),
+                "more steps of --restart-every, or --restart-warm-up-steps 0",
             ),
             _ => return Ok(()),
         };

@@ -96,11 +96,11 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "N")]
     pub cooldown_steps: Option<NonZeroU64>,
     /// With --lr-schedule cosine-restarts or loro-cosine-restarts: steps between restarts [default: --loro-refresh-every
-    /// where moments become zero, or else a tenth of --decay-steps]
+    /// where moments become zero, or else a tenth of --decay-steps, at least 2]
     #[arg(long, value_name = "N")]
     pub restart_every: Option<NonZeroU64>,
     /// With --lr-schedule cosine-restarts or loro-cosine-restarts: steps of the warm-up after a restart [default: a tenth of
-    /// --restart-every]
+    /// --restart-every, at least 1 where it is more than 1]
     #[arg(long, value_name = "N")]
     pub restart_warm_up_steps: Option<u64>,
     /// With --lr-schedule loro-cosine-restarts: steps by which the schedule is ahead after the warm-up, or behind if negative

@@ -191,7 +191,7 @@ fn restarts_follow_the_refreshes_of_loro() {
         let _ = fs::remove_dir_all(&dir);
         stdout(&format!(
             "run --hardware cpu-local --threads 1 --model {} --global-batch 2 --sequence-length 8 --checkpoint-dir {} \
-             --steps 1 --decay-steps 200 --optimizer loro --lr-schedule loro-cosine-restarts {flags}",
+             --steps 1 --optimizer loro --lr-schedule loro-cosine-restarts {flags}",
             model.display(),
             dir.display()
         ));
@@ -200,8 +200,9 @@ fn restarts_follow_the_refreshes_of_loro() {
         let schedule = &state["optimizer"]["schedule"]["loro_cosine_restarts"];
         schedule["restart_every"].as_u64().unwrap_or_else(|| panic!("{state}"))
     };
-    assert_eq!(restart_every(""), 500);
-    assert_eq!(restart_every("--loro-refresh-every 40"), 40);
-    assert_eq!(restart_every("--loro-refresh-every 0"), 20);
-    assert_eq!(restart_every("--restart-every 30"), 30);
+    assert_eq!(restart_every("--decay-steps 200"), 500);
+    assert_eq!(restart_every("--decay-steps 200 --loro-refresh-every 40"), 40);
+    assert_eq!(restart_every("--loro-refresh-every 0 --decay-steps 200"), 20);
+    assert_eq!(restart_every("--loro-refresh-every 0 --decay-steps 12"), 2);
+    assert_eq!(restart_every("--decay-steps 200 --restart-every 30"), 30);
 }

@@ -40,6 +40,15 @@ fn schedules_follow_their_flags() {
              --lr-step-count from-zero --lr-adjust-steps -2 --min-learning-rate 4",
             [4.0, 2.0, 4.0, 6.0],
         ),
+        // A tenth of so few steps is no restart with a step after its warm-up.
+        (
+            "--lr-schedule cosine-restarts --warm-up-steps 1 --min-learning-rate 8",
+            [8.0, 0.0, 8.0, 8.0],
+        ),
+        (
+            "--lr-schedule cosine-restarts --restart-every 1 --warm-up-steps 1 --min-learning-rate 8",
+            [8.0; 4],
+        ),
         ("--lr-schedule cosine --warm-up-steps 0 --min-learning-rate 8", [8.0; 4]),
         // Nothing of a constant schedule depends on its length.
         ("--lr-schedule constant --warm-up-steps 8", [1.0, 2.0, 3.0, 4.0]),
@@ -130,6 +139,10 @@ fn contradictions_are_rejected() {
         (
             "--lr-schedule cosine-restarts --restart-every 3 --restart-warm-up-steps 4".into(),
             "--restart-warm-up-steps: 4 steps are more than the 3 steps of --restart-every",
+        ),
+        (
+            "--lr-schedule loro-cosine-restarts --restart-every 1 --restart-warm-up-steps 1".into(),
+            "--restart-warm-up-steps: 1 step begins every restart with almost no learning rate",
         ),
         ("--epsilon 0".into(), "expected a number above 0"),
         ("--min-learning-rate 1 --learning-rate 0.5".into(), "1 is larger than the peak 0.5"),
