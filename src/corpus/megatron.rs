@@ -86,7 +86,7 @@ pub fn open_megatron(path: &Path, progress: ProgressBar) -> CommandResult<TokenD
 
 /// The places of documents, each of consecutive sequences.
 struct Spans {
-    lengths: Box<dyn Iterator<Item = io::Result<u64>>>,
+    lengths: Box<dyn Iterator<Item = io::Result<i32>>>,
     pointers: Box<dyn Iterator<Item = io::Result<u64>>>,
     documents: Box<dyn Iterator<Item = io::Result<u64>>>,
     /// First sequence of the next document; `None` before the first boundary.
@@ -107,8 +107,14 @@ impl Spans {
             let missing = || io::Error::other("a document has more sequences than there are");
             let length = length.unwrap_or_else(|| Err(missing()))?;
             let pointer = pointer.unwrap_or_else(|| Err(missing()))?;
+            let first_byte = pointer.cast_signed();
+            if length < 0 || first_byte < 0 {
+                let message =
+                    format!("a sequence has the length {length} and begins at byte {first_byte}");
+                return Err(io::Error::other(message));
+            }
             start.get_or_insert(pointer);
-            tokens = tokens.saturating_add(length);
+            tokens = tokens.saturating_add(length.unsigned_abs().into());
         }
         Ok(Some(DocumentSpan { start: start.unwrap_or(0), tokens }))
     }
@@ -123,12 +129,12 @@ impl Iterator for Spans {
 }
 
 /// The lengths of sequences.
-fn lengths(index: &Path) -> CommandResult<Box<dyn Iterator<Item = io::Result<u64>>>> {
+fn lengths(index: &Path) -> CommandResult<Box<dyn Iterator<Item = io::Result<i32>>>> {
     let mut file = open(index)?;
     file.seek(SeekFrom::Start(HEADER_BYTES)).map_err(|error| unreadable(index, &error))?;
     let mut reader = BufReader::new(file);
     Ok(Box::new(std::iter::from_fn(move || {
         let mut bytes = [0; 4];
-        Some(reader.read_exact(&mut bytes).map(|()| u32::from_le_bytes(bytes).into()))
+        Some(reader.read_exact(&mut bytes).map(|()| i32::from_le_bytes(bytes)))
     })))
 }

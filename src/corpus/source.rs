@@ -245,13 +245,13 @@ fn refuse_other_formats(
     let found = match beginning {
         _ if origin == FormatOrigin::Flag => None,
         beginning if beginning.starts_with(PARQUET) => {
-            Some(("has a Parquet file, and its name says text", FIELD_OF_PARQUET))
+            Some(("has a Parquet file, and would be read as text", FIELD_OF_PARQUET))
         }
         beginning if TokenFile::is_beginning(beginning) => {
             Some(("is a token file already", "`narrows run --data` takes it as it is"))
         }
         beginning if looks_like_json_lines(beginning) => {
-            Some(("has JSON lines, and its name says text", FIELD_OF_JSON_LINES))
+            Some(("has JSON lines, and would be read as text", FIELD_OF_JSON_LINES))
         }
         _ => None,
     };

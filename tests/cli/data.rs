@@ -484,10 +484,18 @@ fn damaged_corpora_are_located() {
     let mut tokens = fs::read(at("m.bin")).unwrap();
     tokens[4] = 9;
     fs::write(at("large.bin"), tokens).unwrap();
+    for (name, place, negative) in
+        [("length", 34, &(-1i32).to_le_bytes()[..]), ("start", 46, &(-4i64).to_le_bytes())]
+    {
+        let mut index = index.clone();
+        index[place..place + negative.len()].copy_from_slice(negative);
+        fs::write(at(name).with_extension("idx"), index).unwrap();
+        fs::copy(at("m.bin"), at(name).with_extension("bin")).unwrap();
+    }
     for (inputs, part) in [
-        ("@lines.txt", "lines.txt: has JSON lines, and its name says text"),
+        ("@lines.txt", "lines.txt: has JSON lines, and would be read as text"),
         ("@lines.txt", "--input-format jsonl"),
-        ("@parquet.txt", "parquet.txt: has a Parquet file, and its name says text"),
+        ("@parquet.txt", "parquet.txt: has a Parquet file, and would be read as text"),
         ("@bad.jsonl", "bad.jsonl: line 2: has no field `text`"),
         ("@bad.jsonl", "--text-field body"),
         ("@cut.jsonl", "cut.jsonl: line 2: is not a JSON object"),
@@ -502,6 +510,14 @@ fn damaged_corpora_are_located() {
         ("@cut.parquet", "cut.parquet: is not a Parquet file"),
         ("@a.parquet --text-field id", "a.parquet: row 1: column `id` has no texts"),
         ("@short.idx", "short.idx: has a document of 3 tokens from byte 0 on, and "),
+        (
+            "@length.idx",
+            "length.idx: cannot be read: a sequence has the length -1 and begins at byte 0",
+        ),
+        (
+            "@start.idx",
+            "start.idx: cannot be read: a sequence has the length 1 and begins at byte -4",
+        ),
         ("@x.idx", "x.idx: has 93 bytes, which 3 sequences and 3 document boundaries do not take"),
         ("@n.ds.index --input-format nanoset", "n.ds.index.metadata: cannot be read"),
         ("- --input-format parquet", "is a stream, and this format needs a file"),
@@ -514,7 +530,7 @@ fn damaged_corpora_are_located() {
         ("@t.tokens", "t.tokens: is a token file already"),
         ("@t.tokens", "`narrows run --data` takes it as it is"),
         ("@gpt2.dat", "gpt2.dat: is a token file already"),
-        ("@bom.txt", "bom.txt: has JSON lines, and its name says text"),
+        ("@bom.txt", "bom.txt: has JSON lines, and would be read as text"),
         ("@large.idx", "large.bin: byte 4: id 9 is not below 5, the vocabulary size"),
         ("@large.idx", "--tokenizer FILE, the tokenizer that made these tokens"),
         ("@a.jsonl --weights 1,2", "--weights: has 2 weights for 1 input\n"),
@@ -535,6 +551,11 @@ fn damaged_corpora_are_located() {
         let message = failure(&within(folder.path(), &format!("data {inputs} --output @n")), 2);
         assert!(message.contains(part), "{inputs}: {message}");
     }
+    let mut piped = narrows(&within(folder.path(), "data - --output @n"));
+    let lines = fs::read(at("lines.txt")).unwrap();
+    let refused = piped.write_stdin(lines).assert().code(2);
+    let message = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(message.contains("<stdin>: has JSON lines, and would be read as text"), "{message}");
     // A flag says that the lines are one text.
     let line = within(folder.path(), "data @lines.txt --input-format text --output @t.tokens");
     assert_eq!(answer_of(&line)["document_count"], 1);
