@@ -9,6 +9,9 @@ use std::fmt;
 /// A loss above this part of ln V is that of a uniform prediction.
 const UNIFORM: f64 = 0.99;
 
+/// A loss above this part of ln V is clearly higher.
+const WORSE: f64 = 1.01;
+
 /// A loss below this part of ln V is clearly lower.
 const LEARNED: f64 = 0.9;
 
@@ -20,15 +23,19 @@ const PATIENCE_STEPS: u64 = 200;
 pub enum Collapse {
     /// All gradients are zero.
     ZeroGradients,
-    /// The loss has returned to that of a uniform prediction.
+    /// The loss has returned to that of a uniform prediction, or is higher.
     UniformAgain {
+        /// The loss.
+        loss: f64,
         /// ln V.
         uniform_loss: f64,
         /// The lowest loss before.
         lowest_loss: f64,
     },
-    /// The loss has never left that of a uniform prediction.
+    /// The loss has never been lower than that of a uniform prediction.
     NeverLearned {
+        /// The loss.
+        loss: f64,
         /// ln V.
         uniform_loss: f64,
     },
@@ -40,18 +47,31 @@ impl fmt::Display for Collapse {
             Collapse::ZeroGradients => {
                 f.write_str("all gradients are zero, so that no weight learns")
             }
-            Collapse::UniformAgain { uniform_loss, lowest_loss } => write!(
-                f,
-                "the loss is back at ln V = {uniform_loss:.4}, that of predicting every token alike, after it was \
-                 {lowest_loss:.4}"
-            ),
-            Collapse::NeverLearned { uniform_loss } => write!(
-                f,
-                "the loss is still ln V = {uniform_loss:.4}, that of predicting every token alike, {PATIENCE_STEPS} \
-                 steps after the warm-up"
-            ),
+            Collapse::UniformAgain { loss, uniform_loss, lowest_loss } => {
+                write_loss(f, *loss, *uniform_loss, "back at")?;
+                write!(f, ", after it was {lowest_loss:.4}")
+            }
+            Collapse::NeverLearned { loss, uniform_loss } => {
+                write_loss(f, *loss, *uniform_loss, "still")?;
+                write!(f, ", {PATIENCE_STEPS} steps after the warm-up")
+            }
         }
     }
+}
+
+/// Writes a loss, which is described by `place` where it is close to that of a uniform prediction.
+fn write_loss(
+    f: &mut fmt::Formatter<'_>,
+    loss: f64,
+    uniform_loss: f64,
+    place: &str,
+) -> fmt::Result {
+    f.write_str("the loss is ")?;
+    match loss > WORSE * uniform_loss {
+        true => write!(f, "{loss:.4}, above")?,
+        false => f.write_str(place)?,
+    }
+    write!(f, " ln V = {uniform_loss:.4}, that of predicting every token alike")
 }
 
 /// Watches the steps of a run. Reports each kind of collapse once while it lasts, when it begins or, after an earlier
@@ -113,8 +133,8 @@ impl CollapseWatch {
         let never = self.never_learned.push(step, is_uniform && !has_learned && is_late);
         match (zero_gradients, again, never) {
             (true, _, _) => Some(Collapse::ZeroGradients),
-            (_, true, _) => Some(Collapse::UniformAgain { uniform_loss, lowest_loss }),
-            (_, _, true) => Some(Collapse::NeverLearned { uniform_loss }),
+            (_, true, _) => Some(Collapse::UniformAgain { loss, uniform_loss, lowest_loss }),
+            (_, _, true) => Some(Collapse::NeverLearned { loss, uniform_loss }),
             _ => None,
         }
     }
@@ -142,12 +162,13 @@ mod tests {
         let fallen = [(uniform_loss, 1.0), (5.0, 1.0), (4.0, 1.0)];
         assert_eq!(reported(&fallen), []);
         let back = [&fallen[..], &[(uniform_loss, 1.0); 3]].concat();
-        let again = Collapse::UniformAgain { uniform_loss, lowest_loss: 4.0 };
+        let again = Collapse::UniformAgain { loss: uniform_loss, uniform_loss, lowest_loss: 4.0 };
         assert_eq!(reported(&back), [(4, again)]);
         let dead = [(5.0, 1.0), (5.0, 0.0), (5.0, 0.0), (5.0, 1.0), (5.0, 0.0)];
         assert_eq!(reported(&dead), [(2, Collapse::ZeroGradients), (5, Collapse::ZeroGradients)]);
         let never = vec![(uniform_loss, 1.0); 300];
-        assert_eq!(reported(&never), [(203, Collapse::NeverLearned { uniform_loss })]);
+        let never_learned = Collapse::NeverLearned { loss: uniform_loss, uniform_loss };
+        assert_eq!(reported(&never), [(203, never_learned)]);
         assert_eq!(reported(&[(uniform_loss, 1.0); 50]), []);
         let on_the_edge = [(4.0, 1.0), (uniform_loss, 1.0)].repeat(500_000);
         let steps: Vec<usize> = reported(&on_the_edge).into_iter().map(|(step, _)| step).collect();
@@ -158,5 +179,21 @@ mod tests {
         curve[19].0 = uniform_loss;
         curve[24..].iter_mut().for_each(|(loss, _)| *loss = uniform_loss);
         assert_eq!(reported(&curve), [(20, again), (40, again)]);
+    }
+
+    #[test]
+    fn a_loss_far_above_that_of_a_uniform_prediction_is_not_back_at_it() {
+        assert_eq!(reported(&[(12.61, 1.0)]), [], "a first step has nothing to return from");
+        let message = |loss: f64| {
+            let curve = reported(&[(4.0, 1.0), (loss, 1.0)]);
+            let [(2, collapse)] = curve[..] else { panic!("{curve:?}") };
+            collapse.to_string()
+        };
+        let of_uniform = "ln V = 6.9078, that of predicting every token alike";
+        assert_eq!(message(6.9), format!("the loss is back at {of_uniform}, after it was 4.0000"));
+        assert_eq!(
+            message(12.61),
+            format!("the loss is 12.6100, above {of_uniform}, after it was 4.0000")
+        );
     }
 }
