@@ -39,6 +39,8 @@ pub enum ExportClassArg {
     Cola,
     /// LlamaForCausalLM of transformers; factor pairs without an activation become dense
     Llama,
+    /// LORO's code, whose factors are `weight_in` and `weight_out` beside LLaMA's names and config.json
+    Loro,
     /// Nanotron: BOOST's ColaLlamaForTraining, or LlamaForTraining for dense models
     Nanotron,
 }

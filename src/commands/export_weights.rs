@@ -50,12 +50,18 @@ impl ExportTarget {
         let (config_class, format) = match class {
             ExportClassArg::Cola => (ConfigClass::Cola, WeightFormat::HuggingFace),
             ExportClassArg::Llama => (ConfigClass::Llama, WeightFormat::HuggingFace),
+            ExportClassArg::Loro => (ConfigClass::Llama, WeightFormat::Loro),
             ExportClassArg::Nanotron => (ConfigClass::Nanotron, WeightFormat::Nanotron),
         };
         let target = |model: Model| {
             let config = model.hugging_face_config(config_class)?;
             Ok(ExportTarget { model, format, config })
         };
+        if class == ExportClassArg::Loro {
+            // The ranks are no part of its config.json, which is that of the dense model.
+            let config = model.folded()?.hugging_face_config(config_class)?;
+            return Ok(ExportTarget { model: model.clone(), format, config });
+        }
         match (target(model.clone()), class) {
             (Err(defect), ExportClassArg::Cola) => Err(defect),
             (Err(_), _) if model.is_low_rank() => target(model.folded()?),

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::checkpoints::curve;
 use super::cluster::{Processes, wait_for_success};
+use super::loro::PLAIN_PAIRS;
 use super::run::{SMALL, lines};
 use super::{failure, json, narrows, stdout};
 
@@ -54,6 +55,39 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
     assert!(error.contains("has elements that are not finite"), "{error}");
     // The logarithm of the vocabulary of 256 is 5.545: the weights are not the initial ones.
     assert!(own < 5.3, "{own}");
+}
+
+/// The names of LORO's code, and a configuration without ranks.
+#[test]
+fn factor_pairs_are_exported_for_the_code_of_loro() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(at("pairs.json"), PLAIN_PAIRS).unwrap();
+    let run = format!("{SMALL} --model {} --steps 1", at("pairs.json"));
+    stdout(&format!("{run} --learning-rate 0.01 --checkpoint-dir {}", at("kept")));
+    let answer = json(&format!("export-weights {} --to loro --output {}", at("kept"), at("loro")));
+    assert_eq!(answer["folded_pairs"], json!(0));
+    let bytes = fs::read(at("loro/model.safetensors")).unwrap();
+    let header = String::from_utf8_lossy(&bytes);
+    for name in ["self_attn.q_proj.weight_in", "mlp.down_proj.weight_out"] {
+        assert!(header.contains(&format!("model.layers.1.{name}")), "{name}");
+    }
+    let config = fs::read(at("loro/config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    assert_eq!(config["architectures"], json!(["LlamaForCausalLM"]));
+    let loss = |from: &str| {
+        stdout(&format!("{run} --init-from {} --metrics {}", at(from), at("m.jsonl")));
+        curve(Path::new(&at("m.jsonl")))[0][1]
+    };
+    assert_eq!(loss("loro"), loss("kept"));
+    // Under the names of the source again, all weights are those of the checkpoint.
+    let model = format!("--model {}", at("pairs.json"));
+    let dense = |from: &str| {
+        let output = format!("{}-dense", at(from));
+        stdout(&format!("export-weights {} {model} --to llama --output {output}", at(from)));
+        fs::read(format!("{output}/model.safetensors")).unwrap()
+    };
+    assert_eq!(dense("loro"), dense("kept"));
 }
 
 /// Programs that generate text need both.
@@ -297,6 +331,8 @@ fn weights_that_a_class_or_a_model_cannot_have_are_refused() {
         failure(&format!("export-weights {from} --model cola-tiny --to {to} --output {output}"), 2)
     };
     let golden = "tests/golden/weights/cola-m";
+    let error = export("loro", golden);
+    assert!(error.contains("layer 0 q: has SiLU between its factors"), "{error}");
     let error = export("llama", golden);
     assert!(error.contains("layer 0 q: has SiLU between its factors"), "{error}");
     let error = export("cola", golden);
