@@ -37,9 +37,27 @@ class Plans(unittest.TestCase):
         self.assertGreater(narrows.cost(self.plan, global_batch=8).prediction.step_time_s, 0)
         self.assertTrue(narrows.check(self.plan).proven)
         explained = narrows.explain(self.plan)
-        self.assertEqual(explained.rows()[0]["step_time_s"], self.plan.prediction.step_time_s)
+        self.assertEqual(explained.rows[0]["step_time_s"], self.plan.prediction.step_time_s)
         other = narrows.plan("cola-tiny", tensor=2, **REQUEST)
-        self.assertEqual(len(narrows.compare(self.plan, other)["plans"]), 2)
+        compared = narrows.compare(self.plan, other)
+        self.assertEqual(len(compared["plans"]), 2)
+        self.assertEqual([row["tensor"] for row in compared.rows], [self.plan.mesh["tensor"], 2])
+        self.assertIn("step_time_s=", repr(compared))
+
+    def test_exact_steps_of_loro_are_typed_columns(self) -> None:
+        self.assertIsNone(self.plan.prediction.exact_step)
+        request = {"devices": 1, "global_batch": 2, "sequence_length": 128}
+        prediction = narrows.plan("svd-60m", loro_every=50, **request).prediction
+        exact_step = prediction.exact_step
+        self.assertEqual((exact_step.every, exact_step.rates), (50, "assumed"))
+        self.assertAlmostEqual(exact_step.time_s, 50 * exact_step.per_step_s)
+        self.assertEqual(prediction.row()["exact_step_per_step_s"], exact_step.per_step_s)
+        self.assertNotIn("exact_step_every", self.plan.prediction.row())
+
+    def test_every_table_of_rows_is_an_attribute(self) -> None:
+        swept = narrows.whatif("cola-tiny", sweep={"rank": [16]}, **REQUEST)
+        for result in (narrows.explain(self.plan), narrows.check(self.plan), swept):
+            self.assertIsInstance(result.rows[0], dict)
 
     def test_a_file_a_path_and_its_content_are_one_plan(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

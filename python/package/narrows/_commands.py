@@ -51,7 +51,7 @@ def check(plan: PlanInput, **flags: Flag) -> CheckResult:
 
 def compare(*plans: PlanInput, **flags: Flag) -> CompareResult:
     """Differences between plans of one model: decisions, step time, memory and communication."""
-    return CompareResult(_json("compare", plans, flags))
+    return CompareResult.of(_json("compare", plans, flags))
 
 
 def export(plan: PlanInput, to: str, **flags: Flag) -> ExportResult:

@@ -15,6 +15,27 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class ExactStep:
+    """What exact steps of LORO add to other steps."""
+
+    #: Steps from one exact step to the next.
+    every: int
+    #: FLOPs of all hosts in an exact step.
+    host_flops: float
+    #: Bytes between devices and hosts, and between hosts.
+    bytes: int
+    time_s: float
+    #: `time_s` on average over all steps.
+    per_step_s: float
+    #: Provenance of the rates of hosts.
+    rates: str
+
+    @classmethod
+    def of(cls, raw: Json) -> ExactStep:
+        return cls(**{name: raw[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Predicted time and memory of one optimizer step."""
 
@@ -30,6 +51,8 @@ class Prediction:
     memory_limit_bytes: int | None
     #: Step time by kind of work; the sum is the step time.
     breakdown_s: dict[str, float]
+    #: `None` for a plan without exact steps, which no other number contains.
+    exact_step: ExactStep | None
     #: Parts of the hardware profile that are assumed, not measured.
     assumed: list[str]
     raw: Json = field(repr=False)
@@ -37,6 +60,7 @@ class Prediction:
     @classmethod
     def of(cls, raw: Json) -> Prediction:
         low, high = raw["step_time_interval_s"]
+        exact_step = raw.get("exact_step")
         return cls(
             step_time_s=raw["step_time_s"],
             step_time_interval_s=(low, high),
@@ -46,14 +70,16 @@ class Prediction:
             peak_memory_bytes=raw["peak_memory_bytes"],
             memory_limit_bytes=raw.get("memory_limit_bytes"),
             breakdown_s=raw["breakdown_s"],
+            exact_step=None if exact_step is None else ExactStep.of(exact_step),
             assumed=raw["assumed"],
             raw=raw,
         )
 
     def row(self) -> Row:
-        """The prediction as one row."""
+        """The prediction as one row; exact steps of LORO have columns where the plan has them."""
         low, high = self.step_time_interval_s
         parts = {f"{name}_s": seconds for name, seconds in self.breakdown_s.items()}
+        exact_step = {} if self.exact_step is None else vars(self.exact_step)
         return {
             "step_time_s": self.step_time_s,
             "step_time_low_s": low,
@@ -62,6 +88,7 @@ class Prediction:
             "mfu": self.mfu,
             "peak_memory_bytes": max(self.peak_memory_bytes, default=0),
             **parts,
+            **{f"exact_step_{name}": value for name, value in exact_step.items()},
         }
 
 
@@ -173,6 +200,7 @@ class ExplainResult:
             raw=raw,
         )
 
+    @property
     def rows(self) -> list[Row]:
         """The chosen plan and its alternatives, one row each."""
         return [plan.row() for plan in (self.chosen, *self.alternatives)]
@@ -205,6 +233,7 @@ class CheckResult:
         stages = [CheckStage(**{name: stage[name] for name in names}) for stage in raw["stages"]]
         return cls(proven=raw["proven"], stages=stages, errors=raw["errors"], raw=raw)
 
+    @property
     def rows(self) -> list[Row]:
         """The stages, one row each."""
         return [{"stage": index, **vars(stage)} for index, stage in enumerate(self.stages)]
@@ -239,7 +268,20 @@ class SensitivityResult:
 class CompareResult:
     """Differences between plans of one model: the answer of `compare`."""
 
+    #: The plans, in the order of the arguments, and at last that of `search`.
+    plans: list[Plan]
     raw: Json = field(repr=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> CompareResult:
+        return cls(plans=[Plan.of(plan) for plan in raw["plans"]], raw=raw)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The plans, one row each."""
+        return [
+            {"plan": raw["name"], **plan.row()} for raw, plan in zip(self.raw["plans"], self.plans)
+        ]
 
     def __getitem__(self, key: str) -> Any:
         return self.raw[key]
