@@ -16,13 +16,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ExactStep:
-    """What exact steps of LORO add to other steps."""
+    """Exact steps of LORO and their time."""
 
     #: Steps from one exact step to the next.
     every: int
     #: FLOPs of all hosts in an exact step.
     host_flops: float
-    #: Bytes between devices and hosts, and between hosts.
+    #: Bytes between devices and hosts.
     bytes: int
     time_s: float
     #: `time_s` on average over all steps.
@@ -51,7 +51,7 @@ class Prediction:
     memory_limit_bytes: int | None
     #: Step time by kind of work; the sum is the step time.
     breakdown_s: dict[str, float]
-    #: `None` for a plan without exact steps, which no other number contains.
+    #: `None` for a plan without exact steps of LORO.
     exact_step: ExactStep | None
     #: Parts of the hardware profile that are assumed, not measured.
     assumed: list[str]
