@@ -18,6 +18,13 @@ use narrows_plan::{Axis, Bytes, Context, Flops, Seconds};
 use crate::Profile;
 use crate::profile::{HostSpec, ProvenanceKind};
 
+/// Factor either way between predicted and measured exact steps where the rates of the host are assumed. Assumed itself: processors
+/// differ by as much.
+const ASSUMED_ERROR: f64 = 3.0;
+
+/// The same where a profile states the rates. Assumed: the rate of decompositions grows with their size by almost this factor.
+const STATED_ERROR: f64 = 1.5;
+
 /// Predicted exact steps of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExactStepTime {
@@ -59,6 +66,15 @@ impl ExactStepTime {
     /// Time that exact steps add to a step on average.
     pub fn per_step(&self) -> Seconds {
         self.time * (1.0 / self.every as f64)
+    }
+
+    /// 90 % interval of that time.
+    pub fn per_step_interval(&self) -> [Seconds; 2] {
+        let error = match self.rates {
+            ProvenanceKind::Assumed => ASSUMED_ERROR,
+            _ => STATED_ERROR,
+        };
+        [self.per_step() * (1.0 / error), self.per_step() * error]
     }
 }
 

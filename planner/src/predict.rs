@@ -69,6 +69,8 @@ pub struct ExactStepPrediction {
     pub time_s: f64,
     /// Time that exact steps add to a step on average.
     pub per_step_s: f64,
+    /// 90 % interval of this time.
+    pub per_step_interval_s: [f64; 2],
     /// Provenance of the rates of hosts.
     pub rates: ProvenanceKind,
 }
@@ -82,6 +84,7 @@ impl From<ExactStepTime> for ExactStepPrediction {
             bytes: copied.0,
             time_s: time.0,
             per_step_s: exact_step.per_step().0,
+            per_step_interval_s: exact_step.per_step_interval().map(|bound| bound.0),
             rates,
         }
     }
@@ -90,13 +93,16 @@ impl From<ExactStepTime> for ExactStepPrediction {
 impl Prediction {
     /// The prediction of the steps between exact steps; the same without these.
     pub fn between_exact_steps(&self) -> Prediction {
-        let share = self.exact_step.as_ref().map_or(0.0, |exact_step| exact_step.per_step_s);
+        let Some(exact_step) = &self.exact_step else { return self.clone() };
+        let (share, [low_share, high_share]) =
+            (exact_step.per_step_s, exact_step.per_step_interval_s);
+        let [low, high] = self.step_time_interval_s;
         let step_time_s = self.step_time_s - share;
         let speedup = self.step_time_s / step_time_s;
         let Breakdown { other, .. } = self.breakdown_s;
         Prediction {
             step_time_s,
-            step_time_interval_s: self.step_time_interval_s.map(|bound| bound - share),
+            step_time_interval_s: [low - low_share, high - high_share],
             tokens_per_s: self.tokens_per_s * speedup,
             mfu: self.mfu * speedup,
             flops_per_s_per_device: self.flops_per_s_per_device * speedup,
@@ -203,6 +209,7 @@ pub fn predict_program(
     let factor = profile.launch_costs(executor).step_factor;
     let exact_step = ExactStepTime::of(program, profile);
     let exact_share = exact_step.map_or(Seconds(0.0), |exact_step| exact_step.per_step());
+    let exact_interval = exact_step.map_or([Seconds(0.0); 2], |step| step.per_step_interval());
     let kernel_time = timeline.step_time * factor;
     let step = kernel_time + exact_share;
     let Breakdown { other, .. } = timeline.breakdown.scaled(factor);
@@ -215,7 +222,8 @@ pub fn predict_program(
         model_flops(model, context.workload.sequence_length) * context.workload.global_batch as f64;
     Prediction {
         step_time_s: step.0,
-        step_time_interval_s: interval.map(|ratio| kernel_time.0 * ratio + exact_share.0),
+        step_time_interval_s: [0, 1]
+            .map(|side: usize| kernel_time.0 * interval[side] + exact_interval[side].0),
         tokens_per_s: tokens / step.0,
         mfu: flops / (peak * step.0),
         flops_per_s_per_device: flops / (step.0 * context.mesh.devices() as f64),
