@@ -22,6 +22,7 @@
 //! | `alternatives`, `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
 
 mod alternatives;
+mod bottlenecks;
 mod bounded_context;
 mod context;
 mod context_axis;
@@ -55,12 +56,11 @@ mod segment;
 mod solve;
 
 pub use alternatives::baseline_requests;
+pub use bottlenecks::{Bottleneck, MemoryBinding, Resource};
 pub use context_space::contexts;
 pub use deadline::Deadline;
 pub use diagnosis::{Diagnosis, diagnose};
-pub use explain::{
-    Alternative, Bottleneck, Explanation, MemoryBinding, MeshRow, Resource, explain,
-};
+pub use explain::{Alternative, Explanation, MeshRow, explain};
 pub use feasible_plan::{FeasiblePlan, ModelDecisions};
 pub use infeasible::{Infeasible, MemoryEvidence};
 pub use objective::Objective;
