@@ -181,10 +181,8 @@ impl Session {
         buffers: &[BufferId],
         coefficients: &StepCoefficients,
     ) -> Result<FactorTensors, RunError> {
-        let program = self.program.program();
-        let is_read = |buffer: &Buffer| {
-            buffers.iter().any(|id| std::ptr::eq(program.stages[stage].buffer(*id), buffer))
-        };
+        let buffers: BTreeSet<BufferId> = buffers.iter().copied().collect();
+        let is_read = |of_stage, buffer| of_stage == stage && buffers.contains(&buffer);
         let read = |kind| {
             let local =
                 local_tensors_of(&self.program, &*self.engine, (kind, StateCopies::Each), is_read)?;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use narrows_plan::model::ParameterId;
-use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
+use narrows_plan::program::{Buffer, BufferId, BufferRole, Program, StageProgram};
 use rayon::prelude::*;
 
 use super::coordinates::MeshCoordinates;
@@ -97,7 +97,7 @@ pub(super) fn local_tensors(
     engine: &dyn Engine,
     kind: TensorKind,
 ) -> Result<ModelTensors, RunError> {
-    local_tensors_of(program, engine, (kind, StateCopies::First), |_| true)
+    local_tensors_of(program, engine, (kind, StateCopies::First), |_, _| true)
 }
 
 /// Devices that provide an element that several of them hold.
@@ -109,19 +109,22 @@ pub(super) enum StateCopies {
     Each,
 }
 
-/// As [`local_tensors`], of some buffers alone, and of the first or of each copy of the optimizer states.
+/// As [`local_tensors`], of the buffers of stages that `includes` accepts, and of the first or of each copy of the optimizer states.
 pub(super) fn local_tensors_of(
     program: &ModelProgram,
     engine: &dyn Engine,
     (kind, copies): (TensorKind, StateCopies),
-    includes: impl Fn(&Buffer) -> bool,
+    includes: impl Fn(usize, BufferId) -> bool,
 ) -> Result<ModelTensors, RunError> {
     let mut whole = ModelTensors::new();
     for device in engine.devices() {
-        let buffers = kind.master_buffers(stage_of(program, device));
-        for buffer in buffers.filter(|buffer| includes(buffer)) {
-            let elements = engine.read_buffer(device, buffer)?;
-            copy_to_whole(&mut whole, (program, copies), device, buffer, &elements);
+        let stage = DeviceId(device).stage(&program.program().context.mesh);
+        let buffers = kind.indexed_master_buffers(&program.program().stages[stage]);
+        for (index, buffer) in buffers {
+            if includes(stage, BufferId(index as u32)) {
+                let elements = engine.read_buffer(device, buffer)?;
+                copy_to_whole(&mut whole, (program, copies), device, buffer, &elements);
+            }
         }
     }
     Ok(whole)
