@@ -93,6 +93,14 @@ impl PipelineSchedule {
         }
     }
 
+    /// The number that the microbatches of a replica are a multiple of where passes run two.
+    pub(crate) fn paired_microbatch_multiple(self, stages: u64) -> u64 {
+        match self {
+            PipelineSchedule::Interleaved => 2 * stages,
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => 2,
+        }
+    }
+
     pub(crate) fn is_default(&self) -> bool {
         *self == PipelineSchedule::default()
     }
@@ -362,10 +370,7 @@ impl Context {
     /// Whether passes can run two microbatches: where they have collectives of activations and no other overlap, and an even
     /// number of microbatches.
     pub fn can_pair_microbatches(&self) -> bool {
-        let multiple = match self.schedule {
-            PipelineSchedule::Interleaved => 2 * self.mesh.pipeline,
-            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => 2,
-        };
+        let multiple = self.schedule.paired_microbatch_multiple(self.mesh.pipeline);
         self.has_activation_collectives()
             && !self.overlap_tensor_collectives
             && !self.shards_gradients()

@@ -61,11 +61,9 @@ pub(super) fn check_placement(
             }
         }
     }
-    let roles = |stage: &StageProgram| check_roles(stage, context.pass_microbatches());
-    for check in
-        [&check_copied_roles as &dyn Fn(&StageProgram) -> CheckResult, &check_disjoint, &roles]
-    {
-        if let Err(fault) = check(stage) {
+    let roles = check_roles(stage, context.pass_microbatches());
+    for result in [check_copied_roles(stage), check_disjoint(stage), roles] {
+        if let Err(fault) = result {
             errors.push_stage(index, fault);
         }
     }

@@ -67,10 +67,7 @@ impl Plan {
             let problem = "is set, but without a tensor or a context axis passes have no collectives to overlap";
             defect(problem.into(), omit);
         }
-        let multiple = match self.schedule {
-            PipelineSchedule::Interleaved => 2 * self.mesh.pipeline,
-            _ => 2,
-        };
+        let multiple = self.schedule.paired_microbatch_multiple(self.mesh.pipeline);
         if !microbatches.is_multiple_of(multiple) {
             let problem = format!(
                 "needs a multiple of {multiple} microbatches on each replica; a step has {microbatches}"
