@@ -11,6 +11,8 @@
 //!
 //! Stages run their exact steps at the same time, so that the slowest one counts. The next step follows all of them.
 
+use std::collections::BTreeMap;
+
 use narrows_plan::model::{Linear, Model};
 use narrows_plan::program::{HostAction, HostInstr, OwnedPair, Program, StageProgram};
 use narrows_plan::{Axis, Bytes, Context, Flops, Seconds};
@@ -45,8 +47,7 @@ impl ExactStepTime {
     pub fn of(program: &Program, profile: &Profile) -> Option<ExactStepTime> {
         let every = program.context.loro_every?.get();
         let host = profile.host();
-        let mesh = &program.context.mesh;
-        let devices = mesh.tensor * mesh.replicas();
+        let devices = program.context.mesh.devices_per_stage();
         let stages = || program.stages.iter();
         let time = stages()
             .map(|stage| stage_time(stage, &host))
@@ -78,41 +79,42 @@ impl ExactStepTime {
     }
 }
 
-/// Work of the exact steps of a model under any plan.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Work of the exact steps of a model under any plan, and the hosts that do it.
+#[derive(Clone, Debug, PartialEq)]
 pub struct ExactStepWork {
     flops: f64,
     elements: u64,
+    host: HostSpec,
 }
 
 impl ExactStepWork {
     /// The work of all factor pairs of a model.
-    pub fn of(model: &Model) -> ExactStepWork {
-        let linears = model.blocks.iter().zip(0..).flat_map(|(block, layer)| {
-            block.linears().into_iter().filter_map(move |(kind, linear)| {
+    pub fn of(model: &Model, profile: &Profile) -> ExactStepWork {
+        let mut work = ExactStepWork { flops: 0.0, elements: 0, host: profile.host() };
+        for (block, layer) in model.blocks.iter().zip(0..) {
+            for (kind, linear) in block.linears() {
                 let Linear { d_in, d_out, .. } = *linear;
-                let (block, rank) = (layer, linear.rank()?);
-                Some(OwnedPair { block, linear: kind, d_in, rank, d_out, owner: 0 })
-            })
-        });
-        let add = |work: ExactStepWork, pair: OwnedPair| ExactStepWork {
-            flops: work.flops + pair.decomposition_flops().0,
-            elements: work.elements + pair.elements(),
-        };
-        linears.fold(ExactStepWork { flops: 0.0, elements: 0 }, add)
+                let Some(rank) = linear.rank() else { continue };
+                let pair = OwnedPair { block: layer, linear: kind, d_in, rank, d_out, owner: 0 };
+                work.flops += pair.decomposition_flops().0;
+                work.elements += pair.elements();
+            }
+        }
+        work
     }
 
     /// A lower bound on the time that exact steps add to a step on average, under all plans of a context: every thread
     /// decomposes, and stages have equal parts. Copies are not counted.
-    pub fn least_per_step(&self, context: &Context, profile: &Profile) -> Seconds {
+    pub fn least_per_step(&self, context: &Context) -> Seconds {
         let Some(every) = context.loro_every else { return Seconds(0.0) };
-        let (host, mesh) = (profile.host(), &context.mesh);
-        let threads = mesh.tensor * mesh.replicas() * host.threads_per_device;
-        let decomposed = self.flops / (threads as f64 * host.flops_per_s);
+        let ExactStepWork { flops, elements, host } = self;
+        let mesh = &context.mesh;
+        let threads = mesh.devices_per_stage() * host.threads_per_device;
+        let decomposed = flops / (threads as f64 * host.flops_per_s);
         let [tensor, data] = [Axis::Tensor, Axis::Data].map(|axis| mesh.group(axis));
         let factors = [tensor, context.shard_group()].map(HostAction::SumFactors);
         let sums = factors.into_iter().chain([tensor, data].map(HostAction::SumUpdates));
-        let summed: f64 = sums.map(|action| sum_s(&action, self.elements, &host)).sum();
+        let summed: f64 = sums.map(|action| sum_s(&action, *elements, host)).sum();
         Seconds((decomposed + summed) / (mesh.pipeline * every.get()) as f64)
     }
 }
@@ -140,15 +142,16 @@ fn instr_time(stage: &StageProgram, instr: &HostInstr, host: &HostSpec) -> Secon
             sum_s(&instr.action, pairs.iter().map(OwnedPair::elements).sum(), host)
         }
         HostAction::Decompose => {
-            let owners = pairs.iter().map(|pair| pair.owner);
-            let work = owners.map(|owner| {
-                let own = pairs.iter().filter(|pair| pair.owner == owner);
-                let flops = own.map(|pair| pair.decomposition_flops().0);
-                let (sum, largest) =
-                    flops.fold((0.0, 0.0_f64), |(sum, max), own| (sum + own, max.max(own)));
-                largest.max(sum / host.threads_per_device as f64)
-            });
-            work.fold(0.0, f64::max) / host.flops_per_s
+            // Of each owner, the work of all pairs and of the largest.
+            let mut work: BTreeMap<u64, [f64; 2]> = BTreeMap::new();
+            for pair in pairs {
+                let flops = pair.decomposition_flops().0;
+                let [sum, largest] = work.entry(pair.owner).or_default();
+                (*sum, *largest) = (*sum + flops, largest.max(flops));
+            }
+            let threads = host.threads_per_device as f64;
+            let longest = work.values().map(|[sum, largest]| largest.max(sum / threads));
+            longest.fold(0.0, f64::max) / host.flops_per_s
         }
         HostAction::Keep | HostAction::Place => 0.0,
     };

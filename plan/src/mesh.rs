@@ -85,7 +85,12 @@ pub struct DeviceGroup {
 impl Mesh {
     /// All devices.
     pub fn devices(&self) -> u64 {
-        self.tensor * self.pipeline * self.replicas()
+        self.pipeline * self.devices_per_stage()
+    }
+
+    /// Devices of a pipeline stage.
+    pub fn devices_per_stage(&self) -> u64 {
+        self.tensor * self.replicas()
     }
 
     /// Replicas of the parameters.
@@ -108,7 +113,7 @@ impl Mesh {
         let stride = match axis {
             Axis::Tensor => 1,
             Axis::Context | Axis::Data => self.tensor,
-            Axis::Pipeline => self.tensor * self.replicas(),
+            Axis::Pipeline => self.devices_per_stage(),
         };
         DeviceGroup { axis, size: self.axis_size(axis), stride }
     }

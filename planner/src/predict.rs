@@ -212,7 +212,8 @@ pub fn predict_program(
     let exact_interval = exact_step.map_or([Seconds(0.0); 2], |step| step.per_step_interval());
     let kernel_time = timeline.step_time * factor;
     let step = kernel_time + exact_share;
-    let Breakdown { other, .. } = timeline.breakdown.scaled(factor);
+    let mut breakdown_s = timeline.breakdown.scaled(factor);
+    breakdown_s.other += exact_share.0;
     let kernels = kernels(program);
     let errors = ErrorModel::new(profile, executor, &context.mesh);
     let interval = errors.step_interval(&kernels);
@@ -228,10 +229,7 @@ pub fn predict_program(
         mfu: flops / (peak * step.0),
         flops_per_s_per_device: flops / (step.0 * context.mesh.devices() as f64),
         peak_memory_bytes: program.stages.iter().map(|stage| stage.arena.0).collect(),
-        breakdown_s: Breakdown {
-            other: other + exact_share.0,
-            ..timeline.breakdown.scaled(factor)
-        },
+        breakdown_s,
         block_collective_bytes: block_collectives(resolved),
         assumed: profile.assumed_paths(),
         shapes_measured: errors.has_measured_shapes(),

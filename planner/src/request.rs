@@ -301,7 +301,9 @@ impl Request {
             let hint = "fp32, or hardware with the precision mixed-bf16";
             push(RequestField::GradReduceDtype, problem, Some(hint));
         }
-        if let (Some(_), Some(obstacle)) = (self.loro_every, self.model.exact_step_obstacle()) {
+        if self.loro_every.is_some()
+            && let Some(obstacle) = self.model.exact_step_obstacle()
+        {
             push(RequestField::LoroEvery, obstacle.reason, Some(obstacle.hint));
         }
         let stages_max = self.model.stages_max();

@@ -12,7 +12,7 @@ pub struct DeviceId(pub u64);
 impl DeviceId {
     /// Pipeline stage of the device.
     pub fn stage(self, mesh: &Mesh) -> usize {
-        (self.0 / (mesh.tensor * mesh.replicas())) as usize
+        (self.0 / mesh.devices_per_stage()) as usize
     }
 }
 

@@ -47,6 +47,7 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
     };
     // The optimizer states of a pair are divided over the devices that share a copy, its owners over all of the stage.
     let divided = [dividing([tensor, context.shard_group()]), dividing([tensor, data])];
+    let buffers = PairBuffers::of_stage(stage);
     let mut states = vec![PairState::Unread; pairs.len()];
     let mut transfer: Option<Range<usize>> = None;
     for (index, instr) in instrs.iter().enumerate() {
@@ -58,9 +59,18 @@ pub(super) fn check_exact_step(stage: &StageProgram, context: &Context) -> Check
             return in_instr(format!("there are no pairs {start} to {end}"));
         }
         let of_instr = &pairs[start..end];
+        let accessed = |of_pair: fn(&PairBuffers) -> &Vec<BufferId>| {
+            let keys = of_instr.iter().map(|pair| (pair.block, pair.linear));
+            let buffers = keys.filter_map(|key| buffers.get(&key)).flat_map(of_pair);
+            buffers.copied().collect::<BTreeSet<BufferId>>()
+        };
         match &instr.action {
-            HostAction::Read(buffers) => require_buffers(stage, of_instr, buffers, reads)?,
-            HostAction::Write(buffers) => require_buffers(stage, of_instr, buffers, writes)?,
+            HostAction::Read(listed) => {
+                require_buffers(stage, accessed(|buffers| &buffers.read), listed)?;
+            }
+            HostAction::Write(listed) => {
+                require_buffers(stage, accessed(|buffers| &buffers.written), listed)?;
+            }
             _ => {}
         }
         let expected = match &instr.action {
@@ -132,7 +142,7 @@ fn check_pairs(stage: &StageProgram, context: &Context) -> CheckResult {
             expected.entry(key).or_default()[factor] = Some(shape);
         }
     }
-    let owners = context.mesh.tensor * context.mesh.replicas();
+    let owners = context.mesh.devices_per_stage();
     let pairs = &stage.exact_step.pairs;
     for OwnedPair { block, linear, d_in, rank, d_out, owner } in pairs {
         let name = format!("the pair of layer {block} {linear}");
@@ -173,40 +183,50 @@ fn factors(buffer: &Buffer) -> impl Iterator<Item = (PairKey, usize, WeightShape
     })
 }
 
-/// Whether an exact step reads buffers of a role: moments, and the weights in fp32.
-fn reads(role: BufferRole, has_masters: bool) -> bool {
-    match role {
-        BufferRole::Weight => !has_masters,
-        role => role.is_optimizer_state(),
+/// The buffers that an exact step accesses for a pair.
+#[derive(Default)]
+struct PairBuffers {
+    /// Moments, and the weights in fp32.
+    read: Vec<BufferId>,
+    /// Weights in each format.
+    written: Vec<BufferId>,
+}
+
+impl PairBuffers {
+    /// The buffers of each pair of a stage.
+    fn of_stage(stage: &StageProgram) -> BTreeMap<PairKey, PairBuffers> {
+        let is_master = |buffer: &Buffer| buffer.role == BufferRole::MasterWeight;
+        let has_masters = stage.buffers.iter().any(is_master);
+        let mut pairs: BTreeMap<PairKey, PairBuffers> = BTreeMap::new();
+        for (id, buffer) in (0..).map(BufferId).zip(&stage.buffers) {
+            for (key, ..) in factors(buffer) {
+                let PairBuffers { read, written } = pairs.entry(key).or_default();
+                let is_weight = buffer.role == BufferRole::Weight;
+                if buffer.role.is_optimizer_state() || is_weight && !has_masters {
+                    read.push(id);
+                }
+                if is_weight || is_master(buffer) {
+                    written.push(id);
+                }
+            }
+        }
+        pairs
     }
 }
 
-/// Whether an exact step writes buffers of a role: weights in each format.
-fn writes(role: BufferRole, _has_masters: bool) -> bool {
-    matches!(role, BufferRole::Weight | BufferRole::MasterWeight)
-}
-
-/// Buffers of an instruction are all those that hold factors of its pairs in a role that it accesses, and no others.
+/// Checks that the buffers of an instruction are those that it accesses, each once.
 fn require_buffers(
     stage: &StageProgram,
-    pairs: &[OwnedPair],
-    buffers: &[BufferId],
-    accesses: impl Fn(BufferRole, bool) -> bool,
+    expected: BTreeSet<BufferId>,
+    listed: &[BufferId],
 ) -> CheckResult {
-    let keys: BTreeSet<PairKey> = pairs.iter().map(|pair| (pair.block, pair.linear)).collect();
-    let has_masters = stage.buffers.iter().any(|buffer| buffer.role == BufferRole::MasterWeight);
-    let listed: BTreeSet<BufferId> = buffers.iter().copied().collect();
-    for (id, buffer) in (0..).map(BufferId).zip(&stage.buffers) {
-        let holds = accesses(buffer.role, has_masters)
-            && factors(buffer).any(|(key, ..)| keys.contains(&key));
-        ensure(holds == listed.contains(&id), || {
-            let needs = if holds { "needs" } else { "may not access" };
-            format!("an exact step {needs} `{}`", buffer.name)
-        })?;
+    let distinct: BTreeSet<BufferId> = listed.iter().copied().collect();
+    let name = |id: &BufferId| stage.buffers.get(id.0 as usize).map_or("?", |buffer| &buffer.name);
+    if let Some(missing) = expected.difference(&distinct).next() {
+        return fault(format!("an exact step needs `{}`", name(missing)));
     }
-    ensure(
-        listed.len() == buffers.len()
-            && listed.last() < Some(&BufferId(stage.buffers.len() as u32)),
-        || "an exact step lists a buffer twice, or one that does not exist".into(),
-    )
+    if let Some(other) = distinct.difference(&expected).next() {
+        return fault(format!("an exact step may not access `{}`", name(other)));
+    }
+    ensure(distinct.len() == listed.len(), || "an exact step lists a buffer twice".into())
 }

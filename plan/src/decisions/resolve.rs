@@ -72,8 +72,9 @@ impl Plan {
         if !context.context_attention.divides_heads(&context.mesh, model) {
             return Err(heads_do_not_divide(&context, model).into());
         }
-        if let (Some(_), Some(obstacle)) = (context.loro_every, model.exact_step_obstacle()) {
-            let ExactStepObstacle { reason, hint } = obstacle;
+        if context.loro_every.is_some()
+            && let Some(ExactStepObstacle { reason, hint }) = model.exact_step_obstacle()
+        {
             return Err(Defect::new("loro_every", reason).hint(hint).into());
         }
         let shapes = BlockShape::all(model);

@@ -3,7 +3,7 @@
 use crate::emit::OperandSlot;
 use crate::graph::OpId;
 use crate::mesh::{Axis, DeviceGroup};
-use crate::model::{LinearKind, WeightId, WeightShape};
+use crate::model::{WeightId, WeightShape};
 use crate::program::{BufferId, HostAction, HostInstr, OwnedPair};
 use crate::strategy::OpParameters;
 
@@ -30,7 +30,7 @@ impl StageLowering<'_> {
         if context.loro_every.is_none() {
             return;
         }
-        let owners = context.mesh.tensor * context.mesh.replicas();
+        let owners = context.mesh.devices_per_stage();
         let mut blocks: Vec<BlockPairs> = vec![];
         for site in sites {
             if let Some(block) = self.pairs_of_block(site) {
@@ -57,10 +57,11 @@ impl StageLowering<'_> {
         let mut shapes: Vec<WeightShape> = vec![];
         for op in site.plan.segment.op_ids() {
             let Some(OpParameters { members, .. }) = self.parameters(*site, op) else { continue };
-            let factors = members.iter().filter(|member| linear_of_factor(member.weight).is_some());
-            let before = shapes.len();
-            shapes.extend(factors.copied());
-            if shapes.len() > before {
+            let is_factor = |member: &WeightShape| {
+                matches!(member.weight, WeightId::FactorA(_) | WeightId::FactorB(_))
+            };
+            if members.iter().any(is_factor) {
+                shapes.extend(members);
                 self.add_buffers(site, op, &mut found);
             }
         }
@@ -114,13 +115,5 @@ impl StageLowering<'_> {
             exact_step.instrs.push(HostInstr { action: HostAction::Decompose, pairs });
             exact_step.instrs.extend(writes);
         }
-    }
-}
-
-/// The linear of a factor.
-fn linear_of_factor(weight: WeightId) -> Option<LinearKind> {
-    match weight {
-        WeightId::FactorA(linear) | WeightId::FactorB(linear) => Some(linear),
-        _ => None,
     }
 }

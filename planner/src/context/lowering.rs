@@ -87,7 +87,7 @@ impl ContextSolver<'_> {
     /// A lower bound on the time that exact steps of LORO add to a step of a context on average, in the scale of simulated
     /// times.
     pub(crate) fn exact_share_min(&self, context: &Context) -> Seconds {
-        let least = |work: &ExactStepWork| work.least_per_step(context, &self.request.profile);
+        let least = |work: &ExactStepWork| work.least_per_step(context);
         self.in_simulated_time(self.exact_work.as_ref().map_or(Seconds(0.0), least))
     }
 

@@ -78,7 +78,8 @@ enum LoweringResult {
 impl<'a> ContextSolver<'a> {
     /// A solver for the contexts of one request.
     pub(crate) fn new(request: &'a Request, segments: &'a SegmentSolver<'a>) -> Self {
-        let exact_work = request.loro_every.map(|_| ExactStepWork::of(&request.model));
+        let exact_work =
+            request.loro_every.map(|_| ExactStepWork::of(&request.model, &request.profile));
         ContextSolver { request, segments, exact_work, candidates_priced: AtomicU64::new(0) }
     }
 

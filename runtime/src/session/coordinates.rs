@@ -22,7 +22,7 @@ impl MeshCoordinates {
         MeshCoordinates {
             tensor: device % mesh.tensor,
             replica: device / mesh.tensor % mesh.replicas(),
-            stage: device / (mesh.tensor * mesh.replicas()),
+            stage: device / mesh.devices_per_stage(),
         }
     }
 

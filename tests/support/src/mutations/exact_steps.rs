@@ -10,7 +10,7 @@ use crate::plans::TestRng;
 pub(super) fn change_exact_step(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let has_exact_step = |stage: &StageProgram| !stage.exact_step.is_empty();
     let index = random_stage(rng, program, has_exact_step)?;
-    let owners = program.context.mesh.tensor * program.context.mesh.replicas();
+    let owners = program.context.mesh.devices_per_stage();
     let exact_step = &mut program.stages[index].exact_step;
     let at = rng.below(exact_step.instrs.len());
     let pair = rng.below(exact_step.pairs.len());
