@@ -153,6 +153,12 @@ impl CommunicationThread {
         }
     }
 
+    /// Allocates memory for the spans of so many collectives, so that steps do not: how many of a step are handed over differs
+    /// from step to step.
+    pub fn reserve_spans(&self, collectives: usize) {
+        self.shared.lock().spans.reserve(collectives);
+    }
+
     /// Passes each recorded span to `on_span` once.
     pub fn take_spans(&self, on_span: impl FnMut(JobSpan)) {
         self.shared.lock().spans.drain(..).for_each(on_span);

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use narrows_plan::model::Model;
-use narrows_plan::program::{Buffer, StageProgram};
+use narrows_plan::program::{Action, Buffer, StageProgram};
 use narrows_plan::{Bytes, CheckedProgram, Precision};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{
     Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
 };
 use narrows_runtime::{
-    DeviceId, DeviceReport, GemmDtype, InstructionSpan, RunError, TimeCategory,
-    scheduled_instructions,
+    DeviceId, DeviceReport, GemmDtype, InstructionSpan, RunError, ScheduledInstruction,
+    TimeCategory, scheduled_instructions,
 };
 
 use crate::abort::StopReason;
@@ -332,8 +332,15 @@ impl Engine for CpuEngine {
     fn record_instruction_spans(&mut self) {
         let program = self.model_program.program();
         for (device, state) in (self.first_device..).zip(&mut self.devices) {
-            let stage = DeviceId(device).stage(&program.context.mesh);
-            state.clock.record_spans(scheduled_instructions(&program.stages[stage]).count());
+            let stage = &program.stages[DeviceId(device).stage(&program.context.mesh)];
+            state.clock.record_spans(scheduled_instructions(stage).count());
+            if let Some(communication) = &state.communication {
+                let is_collective = |scheduled: &ScheduledInstruction| {
+                    matches!(scheduled.instr.action, Action::Collective(_))
+                };
+                communication
+                    .reserve_spans(scheduled_instructions(stage).filter(is_collective).count());
+            }
         }
     }
 
