@@ -165,6 +165,9 @@ class Threads(unittest.TestCase):
     LONG = {"devices": 512, "global_batch": 4096}
 
     def test_ctrl_c_stops_a_search(self) -> None:
+        # A process that a shell starts in the background ignores the signal, and Python then has no handler of it.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, handler)
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
         begin = time.monotonic()
         timer.start()
