@@ -159,5 +159,5 @@ fn easier_requests_lead_to_no_slower_plans() {
 #[test]
 #[ignore = "second level: takes minutes"]
 fn many_easier_requests_lead_to_no_slower_plans() {
-    check_laws(16, 40);
+    check_laws(16, 20);
 }

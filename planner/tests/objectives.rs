@@ -83,7 +83,7 @@ fn the_least_memory_is_never_more_than_that_of_a_plan_within_a_limit() {
 #[test]
 #[ignore = "second level: takes minutes"]
 fn the_least_memory_of_many_models_is_never_more_than_that_of_a_plan_within_a_limit() {
-    check_least_memory(16, 5);
+    check_least_memory(8, 5);
 }
 
 /// Draws models, devices, batches and memory limits: no plan found within a limit needs less than the least memory, nor
