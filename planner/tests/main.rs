@@ -8,6 +8,7 @@ mod intervals;
 mod memory;
 mod meshes;
 mod metamorphic;
+mod microbatch_pairs;
 mod needed_memory;
 mod objectives;
 mod rediscovery;

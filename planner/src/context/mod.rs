@@ -14,6 +14,7 @@
 //! | `lowering` | arenas of a partition, and its plan, checked and simulated |
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
+//! | `pairs` | more plans with passes of two microbatches |
 //! | `min_memory` | the plan that needs the least memory |
 
 mod average_stage;
@@ -23,6 +24,7 @@ mod lower_bound;
 mod lowering;
 mod memory_limited_bound;
 mod min_memory;
+mod pairs;
 mod partition_bounds;
 mod progress;
 mod reserves;

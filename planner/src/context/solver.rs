@@ -6,6 +6,7 @@
 //! attempt with the relaxed embedding and head, so the corrections show in the gap and never in a proof.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::ExactStepWork;
@@ -13,6 +14,7 @@ use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, Context};
 
 use super::bounds::{ContextBounds, LayoutBound};
+use super::pairs::EXPOSED_SHARES;
 use super::progress::{ContextSolution, FitProgress};
 use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
@@ -29,6 +31,8 @@ pub(crate) struct ContextSolver<'a> {
     pub(super) segments: &'a SegmentSolver<'a>,
     /// Work of exact steps, where the optimizer has them.
     pub(super) exact_work: Option<ExactStepWork>,
+    /// The segments with each of [`EXPOSED_SHARES`], made when they are needed.
+    pub(super) with_exposed_shares: [OnceLock<SegmentSolver<'a>>; EXPOSED_SHARES.len()],
     candidates_priced: AtomicU64,
 }
 
@@ -37,10 +41,6 @@ const RESERVES_MAX: usize = 12;
 
 /// Distance from the bound, relative to the step, from which on plans that fit are improved.
 const IMPROVED_GAP_MIN: f64 = 0.01;
-
-/// Distance from the bound, relative to the step, from which on the decisions for passes of one microbatch are tried in passes of
-/// two.
-const PAIRS_GAP_MIN: f64 = 0.005;
 
 /// Number of partitions that are improved by simulation.
 const SIMULATED_MAX: usize = 4;
@@ -80,7 +80,13 @@ impl<'a> ContextSolver<'a> {
     pub(crate) fn new(request: &'a Request, segments: &'a SegmentSolver<'a>) -> Self {
         let exact_work =
             request.loro_every.map(|_| ExactStepWork::of(&request.model, &request.profile));
-        ContextSolver { request, segments, exact_work, candidates_priced: AtomicU64::new(0) }
+        ContextSolver {
+            request,
+            segments,
+            exact_work,
+            with_exposed_shares: Default::default(),
+            candidates_priced: AtomicU64::new(0),
+        }
     }
 
     /// Partial partitions priced so far.
@@ -113,7 +119,7 @@ impl<'a> ContextSolver<'a> {
             }
         }
         if context.overlap_microbatch_pairs {
-            self.pair_single_passes(context, &mut progress);
+            self.try_pairs(context, &mut progress);
         }
         if progress.is_open() {
             if self.segments.out_of_time() {
@@ -124,26 +130,6 @@ impl<'a> ContextSolver<'a> {
             }
         }
         progress.finish()
-    }
-
-    /// Tries the decisions that are best for passes of one microbatch, with and without overlap of their own, in passes of two.
-    /// Cost tables of pairs count each collective as if the computation beside it hid it, which may favour too many of them.
-    fn pair_single_passes(&self, context: &Context, progress: &mut FitProgress) {
-        for overlap_tensor_collectives in [true, false] {
-            let gap = 1.0 - progress.bound / progress.incumbent;
-            if gap < PAIRS_GAP_MIN || self.segments.out_of_time() {
-                return;
-            }
-            let single =
-                Context { overlap_microbatch_pairs: false, overlap_tensor_collectives, ..*context };
-            let fastest = self.even_partition(single, f64::INFINITY);
-            let paired = fastest.and_then(|(_, _, embedding_and_head, partition)| {
-                self.complete_within_limit(self.size(context, &embedding_and_head, partition))
-            });
-            if let Some(plan) = paired {
-                progress.accept(plan);
-            }
-        }
     }
 
     /// Solves one boundary layout: first with the fastest embedding and head, and with all pairs of their hull
@@ -267,14 +253,14 @@ impl<'a> ContextSolver<'a> {
     }
 
     /// Divides the blocks among the stages, with `reserve` bytes of each stage kept free.
-    pub(super) fn partition(
-        &self,
-        context: &'a Context,
+    pub(super) fn partition<'c>(
+        &'c self,
+        context: &'c Context,
         embedding_and_head: &EmbeddingAndHead,
         overheads: &PipelineOverheads,
         reserve: &[Bytes],
         incumbent: f64,
-    ) -> PartitionResult<'a> {
+    ) -> PartitionResult<'c> {
         let Ok(budgets) = self.block_budgets(context, embedding_and_head, reserve) else {
             return PartitionResult::NoneFits;
         };

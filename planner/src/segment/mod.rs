@@ -6,6 +6,7 @@ mod elimination_orders;
 mod fastest;
 mod hull_cache;
 mod hulls;
+mod model_layers;
 mod pass_lines;
 mod passes;
 mod prepared;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::{GroupLinks, OpTimes, PricedSpace, Prices, StepPhases};
 use narrows_plan::graph::{
-    BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
+    BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
@@ -21,6 +21,7 @@ use super::cache::{
     SegmentCache, StepKey, StepPhaseKey,
 };
 use super::hull_cache::Hulls;
+use super::model_layers::ModelLayers;
 use super::prepared::PreparedSegment;
 use super::spec::SegmentSpec;
 use crate::deadline::Deadline;
@@ -33,19 +34,15 @@ use crate::solve::{SolveMethod, TableSolves};
 pub struct SegmentSolver<'a> {
     request: &'a Request,
     cache: SegmentCache,
-    /// The distinct block shapes.
-    shapes: Vec<BlockShape>,
-    layer_shapes: Vec<usize>,
-    /// Number of parameters of the model.
-    parameters: u64,
-    crossing_widths: Vec<u64>,
-    narrowest_carried: Vec<BoundaryTensor>,
+    layers: Arc<ModelLayers>,
     pub(super) alternatives: Arc<AlternativesCache>,
     pub(super) priced: Arc<PricedCache>,
     /// Prices of meshes without and with a tensor axis.
     prices: [Arc<Prices>; 2],
     /// The same segments with [`Prices::with_fast_inter_node_links`], where these differ.
     fast_inter_node: Option<Box<SegmentSolver<'a>>>,
+    /// Share of the time of a collective in pairs of microbatches that counts as exposed; 0 for bounds.
+    exposed_share: f64,
     /// Fastest solutions that no proof covers. They stay with their search.
     pub(super) unproven: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub(super) hulls: Hulls,
@@ -76,42 +73,58 @@ impl<'a> SegmentSolver<'a> {
             [Some(without_axis), Some(with_axis)] => Some([without_axis, with_axis]),
             _ => None,
         };
-        let layers = BlockShape::all(&request.model);
-        let crossing_widths = BlockShape::crossing_widths(&layers);
-        let narrowest_carried = narrowest_carried(&layers, request.model.hidden);
-        let mut shapes: Vec<BlockShape> = vec![];
-        let parameters = request.model.parameters();
-        let layer_shapes: Vec<usize> = layers
-            .into_iter()
-            .map(|layer| {
-                shapes.iter().position(|shape| *shape == layer).unwrap_or_else(|| {
-                    shapes.push(layer);
-                    shapes.len() - 1
-                })
-            })
-            .collect();
-        let with_prices = |prices: [Arc<Prices>; 2], fast_inter_node| SegmentSolver {
+        let mut solver = SegmentSolver {
             request,
-            cache: cache.clone(),
-            shapes: shapes.clone(),
-            layer_shapes: layer_shapes.clone(),
-            parameters,
-            crossing_widths: crossing_widths.clone(),
-            narrowest_carried: narrowest_carried.clone(),
-            alternatives: alternatives.clone(),
-            priced: priced.clone(),
-            prices,
-            fast_inter_node,
+            cache,
+            layers: Arc::new(ModelLayers::new(&request.model)),
+            alternatives,
+            priced,
+            prices: prices.map(|prices| prices.own),
+            fast_inter_node: None,
+            exposed_share: 0.0,
             unproven: Mutex::default(),
             hulls: Hulls::default(),
-            deadline: deadline.clone(),
+            deadline,
             solve_count: AtomicU64::default(),
             table_solves: Mutex::default(),
             failed_solves: AtomicU64::default(),
             has_unproven: AtomicBool::default(),
         };
-        let fast_inter_node = fast_prices.map(|prices| Box::new(with_prices(prices, None)));
-        with_prices(prices.map(|prices| prices.own), fast_inter_node)
+        solver.fast_inter_node = fast_prices
+            .map(|prices| Box::new(solver.with_prices(prices, solver.priced.clone(), 0.0)));
+        solver
+    }
+
+    /// The same segments with other prices, tables of these, and counters of their own.
+    fn with_prices(
+        &self,
+        prices: [Arc<Prices>; 2],
+        priced: Arc<PricedCache>,
+        exposed_share: f64,
+    ) -> SegmentSolver<'a> {
+        SegmentSolver {
+            request: self.request,
+            cache: self.cache.clone(),
+            layers: self.layers.clone(),
+            alternatives: self.alternatives.clone(),
+            priced,
+            prices,
+            fast_inter_node: None,
+            exposed_share,
+            unproven: Mutex::default(),
+            hulls: Hulls::default(),
+            deadline: self.deadline.clone(),
+            solve_count: AtomicU64::default(),
+            table_solves: Mutex::default(),
+            failed_solves: AtomicU64::default(),
+            has_unproven: AtomicBool::default(),
+        }
+    }
+
+    /// The same segments where, in pairs of microbatches, this share of the time of a collective counts as exposed. Their
+    /// solutions are plans, but their times are no bounds.
+    pub(crate) fn with_exposed_share(&self, share: f64) -> SegmentSolver<'a> {
+        self.with_prices(self.prices.clone(), Arc::default(), share)
     }
 
     /// The same segments where the tensor or context axis of a context spans nodes, with links between nodes that are as fast
@@ -127,23 +140,23 @@ impl<'a> SegmentSolver<'a> {
 
     /// Index of each layer's block shape.
     pub fn layer_shapes(&self) -> &[usize] {
-        &self.layer_shapes
+        &self.layers.layer_shapes
     }
 
     /// Number of parameters of the model.
     pub(crate) fn parameters(&self) -> u64 {
-        self.parameters
+        self.layers.parameters
     }
 
     /// The value of each layer, computed once for each block shape.
     pub(crate) fn of_layers<T: Clone>(&self, of_shape: impl Fn(usize) -> T) -> Vec<T> {
-        let shapes: Vec<T> = (0..self.shapes.len()).map(of_shape).collect();
-        self.layer_shapes.iter().map(|shape| shapes[*shape].clone()).collect()
+        let shapes: Vec<T> = (0..self.layers.shapes.len()).map(of_shape).collect();
+        self.layers.layer_shapes.iter().map(|shape| shapes[*shape].clone()).collect()
     }
 
     /// Number of distinct block shapes.
     pub(crate) fn shape_count(&self) -> usize {
-        self.shapes.len()
+        self.layers.shapes.len()
     }
 
     /// Boundary layouts that a context and the request's baseline allow.
@@ -157,13 +170,13 @@ impl<'a> SegmentSolver<'a> {
 
     /// Boundary layouts that a context allows under any baseline.
     fn unrestricted_boundary_layouts(&self, context: &Context) -> Vec<BoundaryLayout> {
-        boundary_layouts(self.request.model.hidden, &self.crossing_widths, context)
+        boundary_layouts(self.request.model.hidden, &self.layers.crossing_widths, context)
     }
 
     /// The narrowest set of tensors between two neighbouring blocks: a lower bound on the transfers at a stage
     /// boundary whose position is not known yet.
     pub(crate) fn narrowest_carried(&self) -> &[BoundaryTensor] {
-        &self.narrowest_carried
+        &self.layers.narrowest_carried
     }
 
     /// A solver for a similar request, with the same deadline, that shares tables and solutions where the requests
@@ -248,7 +261,7 @@ impl<'a> SegmentSolver<'a> {
         }
         let mut groupings = vec![];
         for requested in self.request.grouping.groupings() {
-            let grouping = effective_grouping(&self.shapes[spec.shape], *requested);
+            let grouping = effective_grouping(&self.layers.shapes[spec.shape], *requested);
             if !groupings.contains(&grouping) {
                 groupings.push(grouping);
             }
@@ -261,7 +274,7 @@ impl<'a> SegmentSolver<'a> {
         let model: &Model = &self.request.model;
         match spec.kind {
             SegmentKind::Embedding => embedding_segment(model),
-            SegmentKind::Block => block_segment(model, &self.shapes[spec.shape], grouping),
+            SegmentKind::Block => block_segment(model, &self.layers.shapes[spec.shape], grouping),
             SegmentKind::Head => head_segment(model),
         }
     }
@@ -403,12 +416,14 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// Prices of kernels in passes. Where passes run two microbatches, a collective of one overlaps with the computation of the
-    /// other: how much of that there is depends on all choices, so it counts with the least time that it can add.
+    /// other: how much of that there is depends on all choices, so it counts with the least time that it can add, or with a
+    /// given share of its time more.
     pub(super) fn pass_price(&self, context: &Context) -> impl Fn(&Kernel) -> Seconds + Sync {
         let prices = self.prices(context);
         let in_pairs = context.overlap_microbatch_pairs;
         let slowdown = prices.overlap_slowdown().filter(|_| in_pairs);
-        let counted = slowdown.map_or(1.0, |slowdown| slowdown.hidden_cost());
+        let hidden_cost = slowdown.map_or(1.0, |slowdown| slowdown.hidden_cost());
+        let counted = hidden_cost + (1.0 - hidden_cost) * self.exposed_share;
         move |kernel| match kernel {
             Kernel::Collective(collective) if collective.group.axis.shards_activations() => {
                 prices.kernel_time(kernel) * counted
@@ -444,12 +459,4 @@ impl<'a> SegmentSolver<'a> {
 
 fn ops_key(spec: SegmentSpec, grouping: Grouping) -> OpsKey {
     (spec.kind, spec.shape, spec.tied_weight, grouping)
-}
-
-/// The narrowest set of tensors between two neighbouring blocks.
-fn narrowest_carried(layers: &[BlockShape], hidden: u64) -> Vec<BoundaryTensor> {
-    let inner = &layers[..layers.len() - 1];
-    let width =
-        |carried: &Vec<BoundaryTensor>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
-    inner.iter().map(|layer| layer.outgoing_tensors(hidden)).min_by_key(width).unwrap_or_default()
 }
