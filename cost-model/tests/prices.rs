@@ -237,6 +237,23 @@ fn collectives_across_nodes_are_limited_by_network_cards() {
     assert!(across > 5.0 * inside && wide > narrow);
 }
 
+/// Between two nodes a tree sends the payload once over the network cards of a node, where a ring sends it 2(n − 1)/n times.
+#[test]
+fn all_reduces_of_two_nodes_are_not_limited_as_rings() {
+    let a100 = preset("a100-80gb-8-4nic").unwrap();
+    let in_cards = |nodes: u64| {
+        let mesh = Mesh { tensor: 8 * nodes, pipeline: 1, data: 1, context: 1 };
+        let prices = Prices::new(&a100, Executor::Captured, &mesh);
+        let (kind, payload) = (CollectiveKind::AllReduce, Bytes(1024 * Bytes::MIB));
+        let kernel =
+            Kernel::Collective(Collective { kind, payload, group: mesh.group(Axis::Tensor) });
+        prices.kernel_time(&kernel).0 / (payload.as_f64() / (4.0 * 25e9 * 0.96))
+    };
+    let [two, four] = [in_cards(2), in_cards(4)];
+    assert!((1.0..1.2).contains(&two), "{two}");
+    assert!((2.0 * 31.0 / 32.0..2.0).contains(&four), "{four}");
+}
+
 #[test]
 fn short_messages_use_a_low_latency_protocol() {
     let a100 = preset("a100-80gb-8").unwrap();

@@ -16,7 +16,9 @@
 //!
 //! `bus` is the bandwidth of the slowest link: inside a node all links of a device (with [`NodeWiring::AllPairs`],
 //! the links to members only), across nodes the members' share of the network cards. Sibling groups use the other
-//! cards at the same time.
+//! cards at the same time. Between two nodes a tree sends half as much over the network as between the devices of a node:
+//! each node is the root of one of the two trees, which has one child (NVIDIA/nccl, issues 812 and 946). For it, `across` counts
+//! twice.
 
 use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
 use narrows_plan::{Axis, DeviceGroup, Seconds};
@@ -103,7 +105,8 @@ impl LinkPrice {
         let transport_s = match (collective.kind, self.library) {
             (CollectiveKind::AllToAll, _) => self.all_to_all_s(place, bytes),
             (kind, CollectiveLibrary::SharedMemory) => {
-                bytes * ring_factor(kind, place.members) / self.bus_bandwidth(place)
+                bytes * ring_factor(kind, place.members)
+                    / self.bus_bandwidth(NcclAlgorithm::Ring, place)
             }
             (kind, _) => self.fastest_nccl_s(kind, place, bytes),
         };
@@ -122,13 +125,13 @@ impl LinkPrice {
 
     /// The time by the fastest of NCCL's algorithms and protocols.
     fn fastest_nccl_s(&self, kind: CollectiveKind, place: GroupPlacement, bytes: f64) -> f64 {
-        let bus = self.bus_bandwidth(place);
         nccl::CANDIDATES
             .iter()
             .filter(|(algorithm, _)| {
                 *algorithm == NcclAlgorithm::Ring || kind == CollectiveKind::AllReduce
             })
             .map(|&(algorithm, protocol)| {
+                let bus = self.bus_bandwidth(algorithm, place);
                 let mut bandwidth = bus * nccl::bandwidth_share(algorithm, protocol, place.nodes);
                 if protocol == NcclProtocol::Ll {
                     bandwidth = bandwidth.min(nccl::ll_bandwidth_max(self.library, place.nodes));
@@ -195,17 +198,18 @@ impl LinkPrice {
         }
     }
 
-    /// The bandwidth of the slowest link of a ring, in bytes per second.
-    fn bus_bandwidth(&self, place: GroupPlacement) -> f64 {
+    /// The bandwidth of the slowest link of an algorithm, in bytes per second.
+    fn bus_bandwidth(&self, algorithm: NcclAlgorithm, place: GroupPlacement) -> f64 {
         let inside = if place.members_per_node > 1 {
             self.intra_node_bandwidth(place.members_per_node)
         } else {
             f64::INFINITY
         };
-        let across = if place.nodes > 1 {
-            self.nic_bytes_per_s * place.members_per_node as f64
-        } else {
-            f64::INFINITY
+        let share = self.nic_bytes_per_s * place.members_per_node as f64;
+        let across = match (algorithm, place.nodes) {
+            (_, 0 | 1) => f64::INFINITY,
+            (NcclAlgorithm::Tree, 2) => 2.0 * share,
+            _ => share,
         };
         inside.min(across)
     }
