@@ -14,7 +14,6 @@ use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, Context};
 
 use super::bounds::{ContextBounds, LayoutBound};
-use super::pairs::EXPOSED_SHARES;
 use super::progress::{ContextSolution, FitProgress};
 use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
@@ -23,7 +22,7 @@ use crate::pipeline::{
     simulate_partition,
 };
 use crate::request::Request;
-use crate::segment::{SegmentSolver, SolvedSegment};
+use crate::segment::{ExposedShares, SegmentSolver, SolvedSegment};
 
 /// Solves contexts of one request.
 pub(crate) struct ContextSolver<'a> {
@@ -31,8 +30,8 @@ pub(crate) struct ContextSolver<'a> {
     pub(super) segments: &'a SegmentSolver<'a>,
     /// Work of exact steps, where the optimizer has them.
     pub(super) exact_work: Option<ExactStepWork>,
-    /// The segments with each of [`EXPOSED_SHARES`], made when they are needed.
-    pub(super) with_exposed_shares: [OnceLock<SegmentSolver<'a>>; EXPOSED_SHARES.len()],
+    /// The segments with each of [`ExposedShares::TRIED`], made when they are needed.
+    pub(super) with_exposed_shares: [OnceLock<SegmentSolver<'a>>; ExposedShares::TRIED.len()],
     candidates_priced: AtomicU64,
 }
 

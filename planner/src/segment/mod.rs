@@ -3,6 +3,7 @@
 mod bounds;
 mod cache;
 mod elimination_orders;
+mod exposed_shares;
 mod fastest;
 mod hull_cache;
 mod hulls;
@@ -14,6 +15,7 @@ mod solver;
 mod spec;
 
 pub(crate) use cache::{PassKey, SegmentCache};
+pub(crate) use exposed_shares::ExposedShares;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
 pub(crate) use pass_lines::RelaxedPasses;
 pub(crate) use passes::LeastPasses;

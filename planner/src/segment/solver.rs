@@ -9,6 +9,7 @@ use narrows_plan::graph::{
     BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
 };
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{
@@ -20,6 +21,7 @@ use super::cache::{
     AlternativesCache, ByteMultipliersKey, FastestSolution, OpsKey, PassKey, PricedCache,
     SegmentCache, StepKey, StepPhaseKey,
 };
+use super::exposed_shares::ExposedShares;
 use super::hull_cache::Hulls;
 use super::model_layers::ModelLayers;
 use super::prepared::PreparedSegment;
@@ -41,8 +43,8 @@ pub struct SegmentSolver<'a> {
     prices: [Arc<Prices>; 2],
     /// The same segments with [`Prices::with_fast_inter_node_links`], where these differ.
     fast_inter_node: Option<Box<SegmentSolver<'a>>>,
-    /// Share of the time of a collective in pairs of microbatches that counts as exposed; 0 for bounds.
-    exposed_share: f64,
+    /// Shares of collectives in pairs of microbatches that count as exposed; none for bounds.
+    exposed_shares: ExposedShares,
     /// Fastest solutions that no proof covers. They stay with their search.
     pub(super) unproven: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub(super) hulls: Hulls,
@@ -81,7 +83,7 @@ impl<'a> SegmentSolver<'a> {
             priced,
             prices: prices.map(|prices| prices.own),
             fast_inter_node: None,
-            exposed_share: 0.0,
+            exposed_shares: ExposedShares::NONE,
             unproven: Mutex::default(),
             hulls: Hulls::default(),
             deadline,
@@ -90,8 +92,9 @@ impl<'a> SegmentSolver<'a> {
             failed_solves: AtomicU64::default(),
             has_unproven: AtomicBool::default(),
         };
-        solver.fast_inter_node = fast_prices
-            .map(|prices| Box::new(solver.with_prices(prices, solver.priced.clone(), 0.0)));
+        solver.fast_inter_node = fast_prices.map(|prices| {
+            Box::new(solver.with_prices(prices, solver.priced.clone(), ExposedShares::NONE))
+        });
         solver
     }
 
@@ -100,7 +103,7 @@ impl<'a> SegmentSolver<'a> {
         &self,
         prices: [Arc<Prices>; 2],
         priced: Arc<PricedCache>,
-        exposed_share: f64,
+        exposed_shares: ExposedShares,
     ) -> SegmentSolver<'a> {
         SegmentSolver {
             request: self.request,
@@ -110,7 +113,7 @@ impl<'a> SegmentSolver<'a> {
             priced,
             prices,
             fast_inter_node: None,
-            exposed_share,
+            exposed_shares,
             unproven: Mutex::default(),
             hulls: Hulls::default(),
             deadline: self.deadline.clone(),
@@ -121,10 +124,10 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The same segments where, in pairs of microbatches, this share of the time of a collective counts as exposed. Their
-    /// solutions are plans, but their times are no bounds.
-    pub(crate) fn with_exposed_share(&self, share: f64) -> SegmentSolver<'a> {
-        self.with_prices(self.prices.clone(), Arc::default(), share)
+    /// The same segments where, in pairs of microbatches, these shares of collectives count as exposed. Their solutions are
+    /// plans, but their times are no bounds.
+    pub(crate) fn with_exposed_shares(&self, shares: ExposedShares) -> SegmentSolver<'a> {
+        self.with_prices(self.prices.clone(), Arc::default(), shares)
     }
 
     /// The same segments where the tensor or context axis of a context spans nodes, with links between nodes that are as fast
@@ -423,10 +426,13 @@ impl<'a> SegmentSolver<'a> {
         let in_pairs = context.overlap_microbatch_pairs;
         let slowdown = prices.overlap_slowdown().filter(|_| in_pairs);
         let hidden_cost = slowdown.map_or(1.0, |slowdown| slowdown.hidden_cost());
-        let counted = hidden_cost + (1.0 - hidden_cost) * self.exposed_share;
+        let ExposedShares { all_reduce, others } = self.exposed_shares;
+        let counted = move |share: f64| hidden_cost + (1.0 - hidden_cost) * share;
         move |kernel| match kernel {
             Kernel::Collective(collective) if collective.group.axis.shards_activations() => {
-                prices.kernel_time(kernel) * counted
+                let is_all_reduce = collective.kind == CollectiveKind::AllReduce;
+                prices.kernel_time(kernel)
+                    * counted(if is_all_reduce { all_reduce } else { others })
             }
             _ => prices.kernel_time(kernel),
         }
