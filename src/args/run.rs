@@ -32,7 +32,6 @@ use super::run_settings::{
 use super::tokenizer::tokenizer_files;
 use super::trace::TraceArgs;
 use super::validation::ValidationArgs;
-use super::values::ContextAttentionArg;
 
 /// Limit of the threads per device on machines with fewer cores, so that tests can use several per core.
 const THREADS_MAX: u64 = 64;
@@ -201,10 +200,6 @@ impl RunArgs {
                     RunTask::Count(_) => RequestDefaults::RUN,
                     RunTask::Train(training) => request_defaults(training),
                 };
-                if self.backend == BackendArg::Cuda {
-                    // No CUDA kernel attends to gathered keys.
-                    request.context_attention.get_or_insert(ContextAttentionArg::Exchange);
-                }
                 PlanSelection::Search(Box::new(request.resolve(&defaults)?))
             }
         };

@@ -43,7 +43,6 @@ pub fn report_search(
     warn_of_ineffective_strategy(request, priced.plan.mesh);
     warn_of_ineffective_attention(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
-    warn_of_gathered_keys(&request.profile, priced.plan.context_attention);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
     let step_cost = (request.objective == Objective::Cost).then(|| {
         let (mesh, step_time_s) = (priced.plan.mesh, priced.prediction.step_time_s);
@@ -92,16 +91,6 @@ fn warn_of_ineffective_attention(request: &Request, mesh: Mesh) {
         output::warn(
             "`--context-attention gather` has no effect on this plan: the mesh has no context axis; --context sets its \
              size",
-        );
-    }
-}
-
-/// Warns of a plan for GPUs that gathers keys and values, for which the CUDA backend has no kernel.
-fn warn_of_gathered_keys(profile: &Profile, attention: ContextAttention) {
-    if attention == ContextAttention::Gather && profile.file().has_gpus() {
-        output::warn(
-            "this plan gathers keys and values over the context axis, which `narrows run --backend cuda` cannot \
-             execute yet; `--context-attention exchange` searches plans that it can",
         );
     }
 }

@@ -172,7 +172,12 @@ fn later_steps_launch_graphs_without_synchronising() {
 #[test]
 fn each_process_has_its_own_gpu() {
     let Some(libraries) = libraries() else { return };
-    for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
+    for mesh in [
+        "--tensor 2 --pipeline 1",
+        "--tensor 1 --pipeline 2",
+        "--data-parallel 2",
+        "--tensor 1 --pipeline 1 --context 2 --context-attention gather",
+    ] {
         let [run, cpu_run] = [Processes::new(2), Processes::new(1)];
         let arguments = format!("{} {mesh}", run.flags(4)).replace("--threads 1", "--backend cuda");
         let begin = |rank| {

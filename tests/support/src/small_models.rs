@@ -48,7 +48,7 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     peek_microbatch_pairs(rng, context)
 }
 
-/// As [`small_context`], with random collectives around attention on the context axis, of which only CPUs run all.
+/// As [`small_context`], in f32 with random collectives around attention on the context axis.
 pub fn small_cpu_context(rng: &mut TestRng) -> Context {
     let context = small_context(rng, Precision::Fp32);
     Context { context_attention: peek_context_attention(rng), ..context }

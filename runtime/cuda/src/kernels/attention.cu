@@ -45,61 +45,73 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
 
 // `group` query heads share a key head. A device may hold more key heads than its queries attend to: those
 // attended to are `heads/group` heads from head `used` on. q, k and v point to the heads attended to, dk and
-// dv to all heads of the device.
+// dv to all heads of the device. A sequence has `keys` rows of k and v, and `queries` rows of q in one or two
+// runs of positions.
+//
+// A launch computes one run of queries, with positions from `first` to `length`: the last queries of a sequence of
+// `length` keys. The row of a query is its position less `skipped`.
 #define TO_QUERIES(T, V, Forward, Backward, W, blocks, name)                                   \
     KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v, T* out,      \
-           float* lse, u32 length, u32 window, u32 heads, u32 group, u32 width, u32 q_stride,  \
-           u32 k_stride, u32 v_stride, u32 out_stride, float scale) {                          \
-        const u64 token = u64(blockIdx.z) * length;                                            \
+           float* lse, u32 keys, u32 queries, u32 first, u32 length, u32 skipped, u32 window,  \
+           u32 heads, u32 group, u32 width, u32 q_stride, u32 k_stride, u32 v_stride,          \
+           u32 out_stride, float scale) {                                                      \
+        const u64 token = u64(blockIdx.z) * keys, row = u64(blockIdx.z) * queries - skipped;   \
         const u32 query = blockIdx.y * width, key = blockIdx.y / group * width;                \
         const Pair<T> kv = {k + token * k_stride + key, v + token * v_stride + key, k_stride,  \
                             v_stride};                                                         \
-        const Forward<W> head = {length, window, width, scale};                                \
-        head.forward(q + token * q_stride + query, kv, out + token * out_stride + query,       \
-                     lse + token * heads + blockIdx.y, q_stride, out_stride, heads);           \
+        Forward<W> head;                                                                       \
+        head.length = length;                                                                  \
+        head.window = window;                                                                  \
+        head.width = width;                                                                    \
+        head.first_query = first;                                                              \
+        head.scale = scale;                                                                    \
+        head.forward(q + row * q_stride + query, kv, out + row * out_stride + query,           \
+                     lse + row * heads + blockIdx.y, q_stride, out_stride, heads);             \
     }                                                                                          \
     KERNEL(256, 4, attention_sums_##name, const T* out, const T* dout, const float* lse,       \
            float* sums, u32 length, u32 heads, u32 width, u32 stride, u32 padded) {            \
         query_statistics<T, V, W>(out, dout, lse, sums, length, heads, width, stride, padded); \
     }                                                                                          \
     KERNEL(THREADS, blocks, attention_dq_##name, const T* q, const T* k, const T* v,           \
-           const T* dout, const float* sums, T* dq, u32 length, u32 window, u32 heads,         \
-           u32 group, u32 width, u32 padded, u32 q_stride, u32 k_stride, u32 v_stride,         \
-           u32 out_stride, float scale) {                                                      \
-        const u64 token = u64(blockIdx.z) * length;                                            \
+           const T* dout, const float* sums, T* dq, u32 keys, u32 queries, u32 first,          \
+           u32 length, u32 skipped, u32 window, u32 heads, u32 group, u32 width, u32 padded,   \
+           u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride, float scale) {            \
+        const u64 token = u64(blockIdx.z) * keys, row = u64(blockIdx.z) * queries - skipped;   \
         const u32 query = blockIdx.y * width, key = blockIdx.y / group * width;                \
-        const Pair<T> rows = {q + token * q_stride + query, dout + token * out_stride + query, \
+        const Pair<T> rows = {q + row * q_stride + query, dout + row * out_stride + query,     \
                               q_stride, out_stride};                                           \
         const Pair<T> kv = {k + token * k_stride + key, v + token * v_stride + key, k_stride,  \
                             v_stride};                                                         \
-        sums += (u64(blockIdx.z) * heads + blockIdx.y) * padded * 2;                           \
+        sums += ((u64(blockIdx.z) * heads + blockIdx.y) * padded - skipped) * 2;               \
         Backward<W> head;                                                                      \
         head.length = length;                                                                  \
         head.window = window;                                                                  \
         head.width = width;                                                                    \
+        head.first_query = first;                                                              \
         head.scale = scale;                                                                    \
-        head.query_gradients(rows, kv, sums, dq + token * q_stride + query, q_stride);         \
+        head.query_gradients(rows, kv, sums, dq + row * q_stride + query, q_stride);           \
     }
 
 // Gradients of keys and values.
 #define KEY_VALUE_GRADIENTS(T, Backward, W, blocks, name)                                      \
     KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v,              \
-           const T* dout, const float* sums, T* dk, T* dv, u32 length, u32 window, u32 heads,  \
-           u32 group, u32 width, u32 used, u32 padded, u32 q_stride, u32 k_stride, u32 v_stride,\
-           u32 out_stride, float scale) {                                                      \
-        const u64 token = u64(blockIdx.z) * length;                                            \
+           const T* dout, const float* sums, T* dk, T* dv, u32 keys, u32 queries, u32 first,   \
+           u32 second_row, u32 gap, u32 window, u32 heads, u32 group, u32 width, u32 used,     \
+           u32 padded, u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride, float scale) {\
+        const u64 token = u64(blockIdx.z) * keys, row = u64(blockIdx.z) * queries;             \
         const bool is_used = blockIdx.y >= used && blockIdx.y - used < heads / group;          \
         const u32 key = is_used ? blockIdx.y - used : 0, query = key * group;                  \
         const Pair<T> rows = {k + token * k_stride + key * width,                              \
                               v + token * v_stride + key * width, k_stride, v_stride};         \
-        const Pair<T> inner = {q + token * q_stride + query * width,                           \
-                               dout + token * out_stride + query * width, q_stride,            \
+        const Pair<T> inner = {q + row * q_stride + query * width,                             \
+                               dout + row * out_stride + query * width, q_stride,              \
                                out_stride};                                                    \
         sums += (u64(blockIdx.z) * heads + query) * padded * 2;                                \
         Backward<W> head;                                                                      \
-        head.length = length;                                                                  \
+        head.length = keys;                                                                    \
         head.window = window;                                                                  \
         head.width = width;                                                                    \
+        head.queries = {queries, first, second_row, gap};                                      \
         head.scale = scale;                                                                    \
         head.key_value_gradients(rows, inner, sums, padded, is_used ? group : 0, dk, dv);      \
     }
@@ -109,7 +121,7 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
     KEY_VALUE_GRADIENTS(T, Backward, W, blocks, dkv_##name)
 
 template <int W>
-using WindowedBackward = Backward<W, true>;
+using GeneralBackward = Backward<W, true>;
 template <int W>
 using AlignedF32 = ScalarAttention<float, 4, W>;
 template <int W>
@@ -119,8 +131,8 @@ using UnalignedBf16 = ScalarAttention<bf16, 1, W>;
 
 ATTENTION(bf16, 8, Forward, Backward, 64, 3, bf16_w64)
 ATTENTION(bf16, 8, Forward, Backward, 128, 2, bf16_w128)
-KEY_VALUE_GRADIENTS(bf16, WindowedBackward, 64, 3, windowed_dkv_bf16_w64)
-KEY_VALUE_GRADIENTS(bf16, WindowedBackward, 128, 2, windowed_dkv_bf16_w128)
+KEY_VALUE_GRADIENTS(bf16, GeneralBackward, 64, 3, general_dkv_bf16_w64)
+KEY_VALUE_GRADIENTS(bf16, GeneralBackward, 128, 2, general_dkv_bf16_w128)
 ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 32, 4, bf16_w32_v1)
 ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 256, 2, bf16_w256_v1)
 ATTENTION(float, 4, AlignedF32, AlignedF32, 128, 3, f32_w128)

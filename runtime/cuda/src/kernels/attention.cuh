@@ -60,6 +60,21 @@ DEVICE T* results_of_block(T* matrix, u32 stride, u32 length, u32 width) {
     return matrix + u64(sequence) * length * stride + blockIdx.y * width;
 }
 
+// Positions of the queries of a sequence, in the order of their rows: a run of consecutive positions and, from row
+// `second_row` on, another, `gap` positions further. In a single run, `second_row` is the number of rows.
+struct QueryRuns {
+    u32 rows, first, second_row, gap;
+
+    DEVICE u32 position(u32 row) const { return first + row + (row < second_row ? 0 : gap); }
+
+    // Number of rows with a lower position.
+    DEVICE u32 rows_before(u32 end) const {
+        const u32 second = first + second_row + gap;
+        if (end > second) return min(end - first - gap, rows);
+        return end < first ? 0 : min(end - first, second_row);
+    }
+};
+
 // Two matrices with the same rows (tokens).
 template <class T>
 struct Pair {

@@ -11,15 +11,17 @@
 
 constexpr u32 ROWS = 64;
 
-// WINDOWED: whether keys and values may have a window, whose masks take registers. Gradients of queries always may.
-template <int W, bool WINDOWED = false>
+// GENERAL: whether keys and values may have a window, whose masks take registers, or queries of two runs of positions.
+// Gradients of queries always may. The runs begin and end at whole tiles.
+template <int W, bool GENERAL = false>
 struct Backward {
     // Inner rows, the columns of P, per mma pass. The dk/dv kernel has two accumulators, so it takes fewer.
-    static constexpr u32 DQ_COLUMNS = 64, DKV_COLUMNS = WINDOWED ? 16 : 32;
+    static constexpr u32 DQ_COLUMNS = 64, DKV_COLUMNS = GENERAL ? 16 : 32;
     // Elements of one buffer: a tile of each of the two matrices.
     static constexpr u32 TILES = 2 * ROWS * W;
 
-    u32 length, window, width;
+    u32 length, window, width, first_query;
+    QueryRuns queries;
     float scale;
     u32 a[2][W / 16][4];
 
@@ -94,7 +96,8 @@ struct Backward {
                         u32 stride) {
         DYNAMIC_SHARED(memory);
         bf16* const tiles = reinterpret_cast<bf16*>(memory);
-        const u32 row_tile = gridDim.x - 1 - blockIdx.x, first = row_tile * ROWS;
+        const u32 row_tile = first_query / ROWS + gridDim.x - 1 - blockIdx.x;
+        const u32 first = row_tile * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
         const u32 first_tile = first < window ? 0 : (first + 1 - window) / ROWS;
         start_pair_copy(tiles, rows, first, length);
@@ -163,21 +166,24 @@ struct Backward {
         float* const inner_statistics = memory + TILES;
         const u32 row_tile = blockIdx.x, first = row_tile * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-        // End of the tiles with a query that attends to a key of the block.
-        const u32 reach = row_tile + (window + ROWS - 2) / ROWS + 1;
-        const u32 tile_end = WINDOWED ? min(gridDim.x, reach) : gridDim.x;
+        // The tiles with a query that attends to a key of the block, in the order of the rows of queries.
+        const u32 tile_begin = GENERAL ? queries.rows_before(first) / ROWS : row_tile;
+        const u32 tile_end =
+            GENERAL ? (queries.rows_before(first + ROWS - 1 + window) + ROWS - 1) / ROWS : gridDim.x;
+        if (GENERAL && tile_begin == tile_end) group = 0;
         // The next queries to copy. Deriving them from `round` by a division would take registers.
-        u32 head = 0, tile = row_tile, started = 0;
+        u32 head = 0, tile = tile_begin, started = 0;
+        const u32 query_rows = GENERAL ? queries.rows : length;
         const auto start_next_copy = [&] {
             const u32 query = tile * ROWS, buffer = started++ % 2;
-            start_pair_copy(tiles + buffer * TILES, inner.advanced_by(head * width), query, length);
+            start_pair_copy(tiles + buffer * TILES, inner.advanced_by(head * width), query, query_rows);
             if (threadIdx.x < ROWS / 2) {
                 const float* from = statistics + (u64(head) * padded + query) * 2;
                 float* const to = inner_statistics + buffer * ROWS * 2;
                 start_copy(to + threadIdx.x * 4, from + threadIdx.x * 4, true);
             }
             if (++tile == tile_end) {
-                tile = row_tile;
+                tile = tile_begin;
                 head++;
             }
         };
@@ -191,11 +197,12 @@ struct Backward {
 
         const float factor = scale * LOG2_E;
         float dk_sums[W / 8][4] = {}, dv_sums[W / 8][4] = {};
-        const u32 tiles_per_head = tile_end - row_tile;
+        const u32 tiles_per_head = tile_end - tile_begin;
         for (u32 round = 0; round < tiles_per_head * group; round++) {
             const bf16* const current = tiles + round % 2 * TILES;
             const float* const current_statistics = inner_statistics + round % 2 * ROWS * 2;
-            const u32 tiles_apart = round % tiles_per_head;
+            u32 tiles_apart = round % tiles_per_head;
+            if (GENERAL) tiles_apart = queries.position((tile_begin + tiles_apart) * ROWS) / ROWS - row_tile;
             const bool masked = tiles_apart == 0;
             wait_for_copies<0>();
             __syncthreads();
@@ -206,7 +213,7 @@ struct Backward {
                 if (masked && query + DKV_COLUMNS <= row) continue;
                 float x[DKV_COLUMNS / 8][4] = {}, y[DKV_COLUMNS / 8][4] = {};
                 multiply_rows<DKV_COLUMNS>(x, y, current, query);
-                if (WINDOWED && (masked || (tiles_apart + 1) * ROWS > window)) {
+                if (GENERAL && (masked || (tiles_apart + 1) * ROWS > window)) {
                     // The barrier keeps this a branch, which most tiles skip.
                     __syncwarp();
                     mask_rows<DKV_COLUMNS, 1>(
@@ -220,7 +227,7 @@ struct Backward {
                     load(current_statistics + column * 2, lse_and_d);
 #pragma unroll
                     for (u32 at = 0; at < 4; at++) {
-                        const bool later = !WINDOWED && masked && row + at / 2 * 8 + lane / 4 > column + at % 2;
+                        const bool later = !GENERAL && masked && row + at / 2 * 8 + lane / 4 > column + at % 2;
                         const float exponent = x[n][at] * factor - lse_and_d[at % 2 * 2];
                         x[n][at] = later ? 0.0f : power_of_two(exponent);
                         y[n][at] = x[n][at] * (y[n][at] - lse_and_d[at % 2 * 2 + 1]);

@@ -10,7 +10,7 @@ constexpr u32 QUERIES = 128, KEYS = 64;
 
 template <int W>
 struct Forward {
-    u32 length, window, width;
+    u32 length, window, width, first_query;
     float scale;
 
     DEVICE void forward(const bf16* q, Pair<bf16> kv, bf16* out, float* lse, u32 q_stride,
@@ -19,7 +19,7 @@ struct Forward {
         bf16* const queries = reinterpret_cast<bf16*>(memory);
         bf16* const keys = queries + QUERIES * W;
         bf16* const values = keys + KEYS * W;
-        const u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+        const u32 first = first_query + (gridDim.x - 1 - blockIdx.x) * QUERIES;
         const u32 tiles = (min(first + QUERIES, length) - 1) / KEYS + 1;
         const u32 first_tile = first < window ? 0 : (first + 1 - window) / KEYS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 32;

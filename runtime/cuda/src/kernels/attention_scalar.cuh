@@ -17,7 +17,8 @@ struct ScalarAttention {
     static constexpr u32 LANE_FEATURES = W / 32;
     using Sums = float[WARP_ROWS][LANE_FEATURES];
 
-    u32 length, window, width;
+    u32 length, window, width, first_query;
+    QueryRuns queries;
     float scale;
 
     // Shared memory of the block: rows of two matrices, tiles of two inner matrices, and weights of each warp.
@@ -30,14 +31,14 @@ struct ScalarAttention {
         return {memory, inner, inner + 2 * INNER_ROWS * PITCH + threadIdx.x / 32 * WARP_ROWS * INNER_ROWS};
     }
 
-    // Copies rows `first` to `first + COUNT` of a matrix to a tile; rows from `length` on become zeros.
+    // Copies rows `first` to `first + COUNT` of a matrix to a tile; rows from `end` on become zeros.
     template <u32 COUNT>
-    DEVICE void copy_tile(float* tile, const T* from, u32 stride, u32 first) const {
+    DEVICE void copy_tile(float* tile, const T* from, u32 stride, u32 first, u32 end) const {
         constexpr u32 VECTORS = W / V;
         for (u32 at = threadIdx.x; at < COUNT * VECTORS; at += THREADS) {
             const u32 row = at / VECTORS, column = at % VECTORS * V;
             float values[V] = {};
-            if (first + row < length && column < width) {
+            if (first + row < end && column < width) {
                 load(from + u64(first + row) * stride + column, values);
             }
             store(tile + row * PITCH + column, values);
@@ -114,9 +115,9 @@ struct ScalarAttention {
                         u32 out_stride, u32 heads) const {
         DYNAMIC_SHARED(memory);
         const Memory at = memory_of(memory);
-        const u32 first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
+        const u32 first = first_query + (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
-        copy_tile<BLOCK_ROWS>(at.rows, q, q_stride, first);
+        copy_tile<BLOCK_ROWS>(at.rows, q, q_stride, first, length);
         const float factor = scale * LOG2_E;
         Sums sums = {};
         float maxima[WARP_ROWS], totals[WARP_ROWS] = {};
@@ -124,7 +125,7 @@ struct ScalarAttention {
         for (u32 r = 0; r < WARP_ROWS; r++) maxima[r] = minus_infinity();
         for (u32 key = first_key(first); key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
             __syncthreads();
-            copy_inner(at.inner, kv, key);
+            copy_inner(at.inner, kv, key, length);
             __syncthreads();
             float p[WARP_ROWS];
             multiply(p, at.rows, at.inner);
@@ -153,27 +154,29 @@ struct ScalarAttention {
         store_sums(out, out_stride, first, sums, inverse);
     }
 
-    DEVICE void copy_inner(float* tiles, Pair<T> inner, u32 first) const {
-        copy_tile<INNER_ROWS>(tiles, inner.first, inner.first_stride, first);
-        copy_tile<INNER_ROWS>(tiles + INNER_ROWS * PITCH, inner.second, inner.second_stride, first);
+    DEVICE void copy_inner(float* tiles, Pair<T> inner, u32 first, u32 end) const {
+        copy_tile<INNER_ROWS>(tiles, inner.first, inner.first_stride, first, end);
+        copy_tile<INNER_ROWS>(tiles + INNER_ROWS * PITCH, inner.second, inner.second_stride, first,
+                              end);
     }
 
     DEVICE void copy_rows(float* tiles, Pair<T> rows, u32 first) const {
-        copy_tile<BLOCK_ROWS>(tiles, rows.first, rows.first_stride, first);
-        copy_tile<BLOCK_ROWS>(tiles + BLOCK_ROWS * PITCH, rows.second, rows.second_stride, first);
+        copy_tile<BLOCK_ROWS>(tiles, rows.first, rows.first_stride, first, length);
+        copy_tile<BLOCK_ROWS>(tiles + BLOCK_ROWS * PITCH, rows.second, rows.second_stride, first,
+                              length);
     }
 
     DEVICE void query_gradients(Pair<T> rows, Pair<T> inner, const float* statistics, T* dq,
                                 u32 stride) const {
         DYNAMIC_SHARED(memory);
         const Memory at = memory_of(memory);
-        const u32 first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
+        const u32 first = first_query + (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
         copy_rows(at.rows, rows, first);
         Sums sums = {};
         for (u32 key = first_key(first); key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
             __syncthreads();
-            copy_inner(at.inner, inner, key);
+            copy_inner(at.inner, inner, key, length);
             __syncthreads();
             float x[WARP_ROWS], y[WARP_ROWS];
             multiply(x, at.rows, at.inner);
@@ -199,13 +202,15 @@ struct ScalarAttention {
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
         if (group) copy_rows(at.rows, rows, first);
         Sums dk_sums = {}, dv_sums = {};
+        const u32 begin = queries.rows_before(first) / INNER_ROWS * INNER_ROWS;
         // The last key of the block is visible to the queries before this one.
-        const u32 query_end = min(length, first + BLOCK_ROWS - 1 + window);
+        const u32 end = queries.rows_before(first + BLOCK_ROWS - 1 + window);
         for (u32 head = 0; head < group; head++) {
-            for (u32 query = first / INNER_ROWS * INNER_ROWS; query < query_end; query += INNER_ROWS) {
+            for (u32 query = begin; query < end; query += INNER_ROWS) {
                 __syncthreads();
-                copy_inner(at.inner, inner.advanced_by(head * width), query);
+                copy_inner(at.inner, inner.advanced_by(head * width), query, queries.rows);
                 __syncthreads();
+                const u32 position = queries.position(query + lane);
                 float lse_and_d[2];
                 load(statistics + (u64(head) * padded + query + lane) * 2, lse_and_d);
                 float x[WARP_ROWS], y[WARP_ROWS];
@@ -214,7 +219,7 @@ struct ScalarAttention {
 #pragma unroll
                 for (u32 r = 0; r < WARP_ROWS; r++) {
                     const float p = power_of_two(x[r] * (scale * LOG2_E) - lse_and_d[0]);
-                    x[r] = is_masked(query + lane, row + r) ? 0.0f : p;
+                    x[r] = is_masked(position, row + r) ? 0.0f : p;
                     y[r] = x[r] * (y[r] - lse_and_d[1]);
                 }
                 accumulate(dv_sums, x, at.weights, at.inner + INNER_ROWS * PITCH);

@@ -2,16 +2,19 @@
 // the angle of pair i at the position of the row; further features of the head keep their values.
 //
 // x is the first `heads` heads of rows with stride `stride`. The table is [positions, w], f32: w/2 cosines
-// followed by w/2 sines. Row r has position first + r mod count. The backward pass has sign −1.
+// followed by w/2 sines. A sequence has `count` rows of consecutive positions from `first` on;
+// those from row `second_row` on are `gap` positions further. The backward pass has sign −1.
 #include "device.cuh"
 
 template <class T, int V>
 DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 heads, u32 stride, u32 head_dim,
-                        u32 rotated, u32 first, u32 count, float sign) {
+                        u32 rotated, u32 first, u32 count, u32 second_row, u32 gap, float sign) {
     const RowTeam team = row_team(rows);
     if (!team.live) return;
     const u32 half = rotated / 2;
-    const float* cosines = table + u64(first + team.row % count) * rotated;
+    const u32 row = team.row % count;
+    const u32 position = first + row + (row < second_row ? 0 : gap);
+    const float* cosines = table + u64(position) * rotated;
     x += team.row * stride;
     // V divides `half` and `head_dim`, so that a vector of pairs lies within one head and is aligned.
     each<V>(heads * half, team.lane, team.lanes, [&](auto size, u32 pair) {
@@ -34,9 +37,11 @@ DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 heads, u32 strid
     });
 }
 
-#define ROTARY(T, V, ending)                                                                     \
-    KERNEL(256, 4, rope_##ending, T* x, const float* table, u32 rows, u32 heads, u32 stride,     \
-           u32 head_dim, u32 rotated, u32 first, u32 count, float sign) {                        \
-        rotate_rows<T, V>(x, table, rows, heads, stride, head_dim, rotated, first, count, sign); \
+#define ROTARY(T, V, ending)                                                                  \
+    KERNEL(256, 4, rope_##ending, T* x, const float* table, u32 rows, u32 heads, u32 stride,  \
+           u32 head_dim, u32 rotated, u32 first, u32 count, u32 second_row, u32 gap,          \
+           float sign) {                                                                      \
+        rotate_rows<T, V>(x, table, rows, heads, stride, head_dim, rotated, first, count,     \
+                          second_row, gap, sign);                                             \
     }
 EACH_FORMAT(ROTARY)

@@ -1,16 +1,22 @@
 //! Causal attention. q, k and v are consecutive columns of one, two or three operands. With fewer KV heads
 //! than devices, every device holds all KV heads and uses the one of its query heads.
 //!
+//! Queries of two runs of positions, with the keys of all positions, take a launch for each run; the gradients of keys and
+//! values one for both.
+//!
 //! Backward takes three launches: statistics of each query, in scratch memory of 8 bytes per query and head
-//! (tokens rounded up to whole tiles); the gradient of the queries; the gradients of keys and values.
+//! (rounded up to whole tiles); the gradient of the queries; the gradients of keys and values.
 
-use narrows_plan::DType;
+use std::ops::Range;
+
 use narrows_plan::kernel::{Attention, Direction};
+use narrows_plan::{Axis, ContextAttention, DType};
+use narrows_runtime::session::PositionRuns;
 
 use super::operand::{
     Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, expect_shape, to_u32,
 };
-use super::site::{InstrSite, Launch, Launches};
+use super::site::{InstrSite, Launch, LaunchContext, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Threads per block of the tiled kernels.
@@ -24,11 +30,11 @@ const BACKWARD_TILE_TOKENS: u64 = 64;
 ///
 /// If every head is aligned to 16 bytes and has at most 128 features, elements are copied in vectors of 16
 /// bytes. Otherwise, and for small heads in f32, they are accessed one at a time; then bf16 does not use tensor
-/// cores either.
+/// cores either. Neither does it for runs of queries that do not begin and end at whole tiles.
 struct AttentionTiles {
     /// Suffix of the kernels' names.
     kernel_suffix: String,
-    /// Kernel of the gradients of keys and values. That of tensor cores has a variant for windows.
+    /// Kernel of the gradients of keys and values. That of tensor cores has a variant for windows and two runs of queries.
     dkv: &'static str,
     /// Threads per row in the statistics kernel.
     row_threads: u64,
@@ -44,8 +50,11 @@ impl AttentionTiles {
     fn select(op: &Attention, operands: &[&MatrixOperand]) -> LaunchResult<AttentionTiles> {
         let (head, format) = (op.head_dim, op.input.name());
         let vector = 16 / op.input.width();
+        let is_bf16 = op.input == DType::Bf16;
+        let chunk = op.queries() / 2;
+        let whole_tiles = op.query_parts == 1 || chunk.is_multiple_of(BACKWARD_TILE_TOKENS);
         let vectors = head <= 128
-            && (op.input == DType::Bf16 || head > 32)
+            && if is_bf16 { whole_tiles } else { head > 32 }
             && head.is_multiple_of(vector)
             && operands.iter().all(|operand| operand.is_aligned(vector));
         let widths: &[u64] = match (vectors, op.input) {
@@ -59,7 +68,7 @@ impl AttentionTiles {
         let ending = if vectors { "" } else { "_v1" };
         let name = format!("{format}_w{width}{ending}");
         let row_threads = (width / if vectors { vector } else { 1 }).min(32);
-        if vectors && op.input == DType::Bf16 {
+        if vectors && is_bf16 {
             // Forward: queries, keys and values. Backward: double-buffered tiles of two matrices; the dk/dv
             // kernel also buffers two statistics per query.
             let (forward, backward) =
@@ -67,7 +76,10 @@ impl AttentionTiles {
             let shared_bytes = [forward, backward, backward + 2 * BACKWARD_TILE_TOKENS * 2 * 4];
             return Ok(AttentionTiles {
                 kernel_suffix: name,
-                dkv: if op.window.is_some() { "windowed_dkv" } else { "dkv" },
+                dkv: match (op.window, op.query_parts) {
+                    (None, 1) => "dkv",
+                    _ => "general_dkv",
+                },
                 row_threads,
                 forward_queries: 128,
                 backward_rows: BACKWARD_TILE_TOKENS,
@@ -135,8 +147,23 @@ pub(super) fn launches(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launche
     }
 }
 
-fn tokens(op: &Attention) -> u64 {
+/// Rows of keys and values.
+fn key_rows(op: &Attention) -> u64 {
     op.sequences * op.length
+}
+
+/// Positions of the queries of a sequence.
+fn query_positions(site: &InstrSite<'_, &Attention>) -> PositionRuns {
+    let (op, LaunchContext { context, coordinates, .. }) = (site.op, site.device);
+    match context.context_attention {
+        ContextAttention::Gather if op.query_parts > 1 => {
+            let place = coordinates.position(Axis::Context, &context.mesh) as usize;
+            PositionRuns::at_place(context, place)
+        }
+        ContextAttention::Exchange | ContextAttention::Gather => {
+            PositionRuns::consecutive(0, op.length as usize)
+        }
+    }
 }
 
 /// Locates queries, keys and values in these operands.
@@ -145,9 +172,11 @@ fn head_operands(
     operands: &[MatrixOperand],
 ) -> LaunchResult<HeadOperands> {
     let op = site.op;
-    for operand in operands {
+    for (port, operand) in operands.iter().enumerate() {
+        // Queries of some positions are an operand of their own.
+        let rows = if port == 0 { op.sequences * op.queries() } else { key_rows(op) };
         expect_dtype(op.input, &[operand])?;
-        expect_shape((tokens(op), operand.columns), &[operand])?;
+        expect_shape((rows, operand.columns), &[operand])?;
     }
     let all: u64 = operands.iter().map(|operand| operand.columns).sum();
     let queries = op.heads * op.head_dim;
@@ -209,15 +238,35 @@ fn u32_arguments(sizes: &[u64]) -> LaunchResult<Vec<Argument>> {
     sizes.iter().map(|size| to_u32(*size).map(Argument::U32)).collect()
 }
 
+/// The arguments of a launch for one run of queries: keys and queries of a sequence, first position of the run and end,
+/// and positions before the run that have no row.
+fn run_arguments(
+    op: &Attention,
+    first_row: u64,
+    run: &Range<usize>,
+) -> LaunchResult<Vec<Argument>> {
+    let [first, end] = [run.start, run.end].map(|position| position as u64);
+    u32_arguments(&[op.length, op.queries(), first, end, first - first_row])
+}
+
+/// Runs of queries, each with its first row in a sequence.
+fn runs_with_rows(positions: PositionRuns) -> impl Iterator<Item = (u64, Range<usize>)> {
+    positions.runs().scan(0, |row, run| {
+        let first_row = *row;
+        *row += run.len() as u64;
+        Some((first_row, run))
+    })
+}
+
 /// A launch over tiles of tokens, heads and sequences.
 fn tile_launch(
     op: &Attention,
     kernel: String,
     arguments: Vec<Argument>,
-    (tile, heads): (u64, u64),
+    (tiles, heads): (u64, u64),
     shared_bytes: u64,
 ) -> LaunchResult<Launch> {
-    let grid = [to_u32(op.length.div_ceil(tile))?, to_u32(heads)?, to_u32(op.sequences)?];
+    let grid = [to_u32(tiles)?, to_u32(heads)?, to_u32(op.sequences)?];
     let launch = Launch::new(KernelFamily::Attention, kernel, arguments).grid(grid);
     Ok(launch.block([to_u32(TILE_THREADS)?, 1, 1]).shared(to_u32(shared_bytes)?))
 }
@@ -270,25 +319,24 @@ pub(super) fn backward_operands(
 fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let op = site.op;
     let ForwardOperands { heads: HeadOperands { q, k, v, .. }, out, lse } = forward_operands(site)?;
-    if tokens(op) == 0 {
+    if key_rows(op) == 0 {
         return Ok(Launches::default());
     }
     let tiles = AttentionTiles::select(op, &[&q, &k, &v, &out])?;
-    let mut arguments = vec![q.read(), k.read(), v.read(), out.write(), lse.write()];
-    let sizes = [op.length, window(op), op.heads, op.heads / op.kv_heads, op.head_dim];
-    arguments.extend(u32_arguments(&sizes)?);
-    arguments.extend(u32_arguments(&[q.stride, k.stride, v.stride, out.stride])?);
-    arguments.push(score_scale(op));
     let [shared_bytes, ..] = tiles.shared_bytes;
-    let over = (tiles.forward_queries, op.heads);
-    Ok(tile_launch(
-        op,
-        format!("attention_{}", tiles.kernel_suffix),
-        arguments,
-        over,
-        shared_bytes,
-    )?
-    .into())
+    let launch = |(first_row, run): (u64, Range<usize>)| {
+        let mut arguments = vec![q.read(), k.read(), v.read(), out.write(), lse.write()];
+        arguments.extend(run_arguments(op, first_row, &run)?);
+        let sizes = [window(op), op.heads, op.heads / op.kv_heads, op.head_dim];
+        arguments.extend(u32_arguments(&sizes)?);
+        arguments.extend(u32_arguments(&[q.stride, k.stride, v.stride, out.stride])?);
+        arguments.push(score_scale(op));
+        let over = ((run.len() as u64).div_ceil(tiles.forward_queries), op.heads);
+        let kernel = format!("attention_{}", tiles.kernel_suffix);
+        tile_launch(op, kernel, arguments, over, shared_bytes)
+    };
+    let launches = runs_with_rows(query_positions(site)).map(launch);
+    Ok(Launches { launches: launches.collect::<LaunchResult<_>>()?, scratch_bytes: 0 })
 }
 
 fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
@@ -296,59 +344,57 @@ fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let BackwardOperands { read, written, out, lse, out_gradient: dout } = backward_operands(site)?;
     let (q, k, v) = (read.q, read.k, read.v);
     let (dq, dk, dv) = (written.q, written.all_k, written.all_v);
-    if tokens(op) == 0 {
+    if key_rows(op) == 0 {
         return Ok(Launches::default());
     }
     let of_q = common_stride(&[&q, &dq])?;
     let (of_k, of_v) = (common_stride(&[&k, &dk])?, common_stride(&[&v, &dv])?);
     let of_out = common_stride(&[&out, &dout])?;
     let group = op.heads / op.kv_heads;
-    let padded = op.length.next_multiple_of(BACKWARD_TILE_TOKENS);
+    let padded = op.queries().next_multiple_of(BACKWARD_TILE_TOKENS);
     let rows = op.sequences * op.heads * padded;
     let tiles = AttentionTiles::select(op, &[&q, &k, &v, &out, &dout, &dq, &dk, &dv])?;
     let sums = MatrixOperand::contiguous(MemorySpace::Scratch, 0, (rows, 2), DType::F32);
 
     let mut arguments = vec![out.read(), dout.read(), lse.read(), sums.write()];
-    arguments.extend(u32_arguments(&[op.length, op.heads, op.head_dim, of_out, padded])?);
+    arguments.extend(u32_arguments(&[op.queries(), op.heads, op.head_dim, of_out, padded])?);
     let of_block = STATISTICS_THREADS / tiles.row_threads;
     let kernel = |name| format!("attention_{name}_{}", tiles.kernel_suffix);
-    let sum = tile_launch(op, kernel("sums"), arguments, (of_block, op.heads), 0)?;
-    let [_, heads, sequences] = sum.grid;
-    let sum = sum.grid([to_u32(padded.div_ceil(of_block))?, heads, sequences]);
+    let over = (padded.div_ceil(of_block), op.heads);
+    let sum = tile_launch(op, kernel("sums"), arguments, over, 0)?;
     let sum = sum.block([to_u32(STATISTICS_THREADS)?, 1, 1]);
 
     let [_, of_queries, of_keys] = tiles.shared_bytes;
     let inputs = [q.read(), k.read(), v.read(), dout.read(), sums.read()];
     let strides = u32_arguments(&[of_q, of_k, of_v, of_out])?;
-    let mut arguments = inputs.to_vec();
-    arguments.push(dq.write());
-    arguments.extend(u32_arguments(&[
-        op.length,
-        window(op),
-        op.heads,
-        group,
-        op.head_dim,
-        padded,
-    ])?);
-    arguments.extend(strides.clone());
-    arguments.push(score_scale(op));
-    let over = (tiles.backward_rows, op.heads);
-    let to_queries = tile_launch(op, kernel("dq"), arguments, over, of_queries)?;
+    let positions = query_positions(site);
+    let to_queries = |(first_row, run): (u64, Range<usize>)| {
+        let mut arguments = inputs.to_vec();
+        arguments.push(dq.write());
+        arguments.extend(run_arguments(op, first_row, &run)?);
+        arguments.extend(u32_arguments(&[window(op), op.heads, group, op.head_dim, padded])?);
+        arguments.extend(strides.clone());
+        arguments.push(score_scale(op));
+        let over = ((run.len() as u64).div_ceil(tiles.backward_rows), op.heads);
+        tile_launch(op, kernel("dq"), arguments, over, of_queries)
+    };
 
     let mut arguments = inputs.to_vec();
     arguments.extend([dk.write(), dv.write()]);
-    arguments.extend(u32_arguments(&[
-        op.length,
-        window(op),
-        op.heads,
-        group,
-        op.head_dim,
-        read.first_kv_head,
-        padded,
-    ])?);
-    arguments.extend(strides);
+    let PositionRuns { first, count, second_row, gap } = positions;
+    let runs = [count, first, second_row, gap].map(|size| size as u64);
+    arguments.extend(u32_arguments(&[op.length])?);
+    arguments.extend(u32_arguments(&runs)?);
+    let used = read.first_kv_head;
+    arguments.extend(u32_arguments(&[window(op), op.heads, group, op.head_dim, used, padded])?);
+    arguments.extend(strides.clone());
     arguments.push(score_scale(op));
-    let over = (tiles.backward_rows, read.local_kv_heads);
+    let over = (op.length.div_ceil(tiles.backward_rows), read.local_kv_heads);
     let to_keys = tile_launch(op, kernel(tiles.dkv), arguments, over, of_keys)?;
-    Ok(Launches { launches: vec![sum, to_queries, to_keys], scratch_bytes: 8 * rows })
+    let mut launches = vec![sum];
+    for run in runs_with_rows(positions) {
+        launches.push(to_queries(run)?);
+    }
+    launches.push(to_keys);
+    Ok(Launches { launches, scratch_bytes: 8 * rows })
 }

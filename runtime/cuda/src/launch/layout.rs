@@ -67,13 +67,17 @@ pub(super) fn copy(
         Dim::Feature => sequences * positions,
     };
     let whole_row = whole.elements() / rows.max(1);
+    // In zigzag order, a part has a chunk of positions from either end.
+    let is_zigzag =
+        dim == Dim::Position && axis == Axis::Context && site.device.context.gathers_keys();
     let sections = match dim {
         Dim::Feature => section_widths(site, access)?,
+        _ if is_zigzag => vec![whole_row / 2; 2],
         _ => vec![whole_row],
     };
     let divides = match dim {
         Dim::Sequence => sequences.is_multiple_of(parts),
-        Dim::Position => positions.is_multiple_of(parts),
+        Dim::Position => positions.is_multiple_of(if is_zigzag { 2 * parts } else { parts }),
         Dim::Feature => sections.iter().all(|width| width.is_multiple_of(parts)),
     };
     if !divides || sections.iter().sum::<u64>() != whole_row {
@@ -97,7 +101,7 @@ pub(super) fn copy(
         arguments.push(Argument::U32(to_u32(shares.get(section).copied().unwrap_or(0))?));
     }
     let first = if kind == CopyKind::Slice { site.device.coordinates.tensor } else { 0 };
-    for size in [rows, parts, first, CHUNK_ELEMENTS] {
+    for size in [rows, parts, first, u64::from(is_zigzag), CHUNK_ELEMENTS] {
         arguments.push(Argument::U32(to_u32(size)?));
     }
     arguments.extend([whole_row, part_row, part_elements].map(Argument::U64));

@@ -76,9 +76,6 @@ pub fn kernel_launches(
     scheduled: &ScheduledInstruction,
 ) -> Result<Launches, UnsupportedInstr> {
     let launches = match &scheduled.instr.action {
-        action if device.context.gathers_keys() && reads_positions(action) => {
-            Err("the plan has the context_attention `gather`, which only CPUs run".into())
-        }
         Action::Fused(op) => fused_op(&InstrSite { device, scheduled, op: *op }),
         Action::Attention(op) => attention::launches(&InstrSite { device, scheduled, op }),
         other => Err(format!("`{}` is neither a fused op nor attention", other.name())),
@@ -95,21 +92,12 @@ pub fn fused_attention(
     scheduled: &ScheduledInstruction,
 ) -> Result<Option<FusedAttention>, UnsupportedInstr> {
     let Action::Attention(op) = &scheduled.instr.action else { return Ok(None) };
+    // cuDNN's graph has the queries of whole sequences.
     if op.query_parts > 1 {
         return Ok(None);
     }
     let fused = fused_attention::fused(&InstrSite { device, scheduled, op });
     fused.map_err(|reason| UnsupportedInstr::new(scheduled, reason))
-}
-
-/// Whether the result of an instruction depends on which positions of a sequence its rows are.
-fn reads_positions(action: &Action) -> bool {
-    use FusedOp::{Pack, Rope, RopeBackward, Unpack};
-    matches!(
-        action,
-        Action::Attention(_)
-            | Action::Fused(Rope { .. } | RopeBackward { .. } | Pack { .. } | Unpack { .. })
-    )
 }
 
 fn fused_op(site: &InstrSite) -> LaunchResult<Launches> {

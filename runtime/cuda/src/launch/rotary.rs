@@ -27,8 +27,8 @@ pub(super) fn rope(site: &InstrSite, head_dim: u64, sign: f32) -> LaunchResult<L
         return Err(format!("heads of {head_dim} have no {rotated} features to rotate"));
     }
     let tokens = site.token_rows(x.rows);
-    let PositionRuns { first, count, .. } = tokens.positions;
-    let token_sizes = [first, count].map(|size| size as u64);
+    let PositionRuns { first, count, second_row, gap } = tokens.positions;
+    let token_sizes = [first, count, second_row, gap].map(|size| size as u64);
     let positions = site.device.context.workload.sequence_length;
     let table = MatrixOperand::contiguous(MemorySpace::Rotary, 0, (positions, rotated), DType::F32);
     let mut format = VectorFormat::common(x.dtype, &[x])?;

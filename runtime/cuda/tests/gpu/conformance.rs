@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
-use narrows_plan::Precision;
+use narrows_plan::{Context, ContextAttention, Mesh, Precision, Workload, Zero};
 use narrows_test_support::conformance::{ConformanceCase, Deviation, cases_on};
+use narrows_test_support::plans::{TestRng, draw_plan};
+use narrows_test_support::small_models::small_models;
 
 use super::device_choice;
 use super::training::{cache_folder, on_each_device, options};
@@ -59,6 +61,28 @@ fn f32_programs_match_the_reference() {
 fn bf16_programs_match_the_reference() {
     let test = "conformance::bf16_programs_match_the_reference";
     match_the_reference(test, Precision::MixedBf16, 7, BF16_STRIDE);
+}
+
+/// Keys and values are gathered over the context axis, in zigzag order of positions, beside a tensor or a pipeline axis.
+#[test]
+fn programs_with_gathered_keys_match_the_reference() {
+    let test = "conformance::programs_with_gathered_keys_match_the_reference";
+    device_choice::under_seeds(test, [0], FAKE_GPUS, |seed| {
+        let cases = [(0, [2, 1, 2]), (8, [1, 2, 2]), (12, [1, 1, 4])];
+        let deviations = cases.map(|(number, [tensor, pipeline, context])| {
+            let mesh = Mesh { tensor, pipeline, data: 1, context };
+            let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 1 };
+            let context = Context {
+                context_attention: ContextAttention::Gather,
+                ..Context::new(mesh, workload, Precision::Fp32, Zero::Off)
+            };
+            let model = small_models().swap_remove(number);
+            let mut rng = TestRng::new(seed);
+            let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context));
+            deviation(&ConformanceCase { model, plan: plan.expect("a plan") })
+        });
+        println!("{} programs: {}", deviations.len(), largest(deviations));
+    });
 }
 
 #[test]

@@ -10,10 +10,10 @@ mod reference;
 use std::ops::Range;
 
 use narrows_cpu::kernels::AttentionShape;
-use narrows_cuda::Launches;
+use narrows_cuda::{Argument, Launches};
 use narrows_plan::kernel::{Attention, Direction};
-use narrows_plan::program::{Action, FusedOp};
-use narrows_plan::{Axis, ContextAttention, DType, Dim};
+use narrows_plan::program::Action;
+use narrows_plan::{ContextAttention, DType};
 use narrows_runtime::session::PositionRuns;
 
 use super::case::KernelCase;
@@ -48,6 +48,8 @@ struct AttentionProblem {
     local_kv_heads: u64,
     /// Number of devices, and index of this one.
     devices: (u64, u64),
+    /// Place on a context axis of `op.query_parts` devices.
+    place: u64,
     /// Layout of q, k and v.
     operands: OperandSharing,
     /// Scale of q and k.
@@ -76,6 +78,7 @@ fn problem(
         op,
         local_kv_heads: kv_heads,
         devices: (1, 0),
+        place: 0,
         operands: OperandSharing::All,
         scale: 3.0,
     }
@@ -92,12 +95,33 @@ impl AttentionProblem {
         self.op.sequences * self.op.length
     }
 
+    /// Rows of queries.
+    fn query_rows(&self) -> u64 {
+        self.op.sequences * self.op.queries()
+    }
+
+    fn positions(&self) -> PositionRuns {
+        let context = self.case(Direction::Forward).context;
+        PositionRuns::at_place(&context, self.place as usize)
+    }
+
+    /// Selects the rows of the queries of a matrix with a row for each token.
+    fn select_queries(&self, matrix: Vec<f32>) -> Vec<f32> {
+        let width = matrix.len() / self.tokens() as usize;
+        let positions: Vec<usize> = self.positions().runs().flatten().collect();
+        let sequences = matrix.chunks(width * self.op.length as usize);
+        let rows = sequences.flat_map(|sequence| {
+            positions.iter().flat_map(move |position| &sequence[position * width..][..width])
+        });
+        rows.copied().collect()
+    }
+
     fn shape(&self) -> AttentionShape {
         let Attention { sequences, length, heads, kv_heads, head_dim, .. } = self.op;
         let [sequences, length, heads, kv_heads, head_dim] =
             [sequences, length, heads, kv_heads, head_dim].map(|size| size as usize);
         let window = self.op.window.map_or(length, |window| window as usize);
-        let queries = PositionRuns::consecutive(0, length);
+        let queries = self.positions();
         AttentionShape { sequences, length, queries, heads, kv_heads, head_dim, window }
     }
 
@@ -141,7 +165,7 @@ impl AttentionProblem {
         for row in all.chunks_mut(self.width() as usize) {
             row[..keys_end].iter_mut().for_each(|x| *x *= self.scale);
         }
-        let dout = random_values(self.op.length + 1, self.tokens() * self.widths()[0]);
+        let dout = random_values(self.op.length + 1, self.query_rows() * self.widths()[0]);
         let [all, dout] = [all, dout].map(|values| rounded(self.op.input, values));
         Values { all, dout }
     }
@@ -151,6 +175,11 @@ impl AttentionProblem {
         let tokens = (self.op.sequences, self.op.length);
         let mut case = KernelCase::of(Action::Attention(op), self.devices.0, tokens);
         case.tensor = self.devices.1;
+        if self.op.query_parts > 1 {
+            case.context.mesh.context = self.op.query_parts;
+            case.context.context_attention = ContextAttention::Gather;
+            case.replica = self.place;
+        }
         case
     }
 
@@ -168,7 +197,17 @@ impl AttentionProblem {
             first = columns.end;
             self.select(all, columns)
         };
-        self.parts().into_iter().map(part).collect()
+        let mut parts: Vec<_> = self.parts().into_iter().map(part).collect();
+        parts[0] = self.select_queries(std::mem::take(&mut parts[0]));
+        parts
+    }
+
+    /// Rows and columns of each operand.
+    fn operand_shapes(&self) -> Vec<(u64, u64)> {
+        let mut shapes: Vec<_> =
+            self.parts().into_iter().map(|width| (self.tokens(), width)).collect();
+        shapes[0].0 = self.query_rows();
+        shapes
     }
 }
 
@@ -198,18 +237,18 @@ fn check(problem: &AttentionProblem) -> Option<()> {
             + (of_f32 + unit * unit) * summed[at]
             + 1e-9
     };
-    let (tokens, [queries, _]) = (problem.tokens(), problem.widths());
+    let (query_rows, [queries, _]) = (problem.query_rows(), problem.widths());
 
     let mut case = problem.case(Direction::Forward);
     let parts = problem.split(&values.all);
     let inputs: Vec<_> = problem
-        .parts()
+        .operand_shapes()
         .into_iter()
         .zip(&parts)
-        .map(|(width, values)| case.buffer((tokens, width), dtype, Some(values)))
+        .map(|(shape, values)| case.buffer(shape, dtype, Some(values)))
         .collect();
-    let out = case.buffer((tokens, queries), dtype, None);
-    let lse = case.buffer((tokens, problem.op.heads), DType::F32, None);
+    let out = case.buffer((query_rows, queries), dtype, None);
+    let lse = case.buffer((query_rows, problem.op.heads), DType::F32, None);
     case.reads(&inputs).writes(&[out, lse]);
     let outcome = case.run()?;
     assert_within("output", &outcome.elements(out), &expected.out, |at| {
@@ -219,27 +258,36 @@ fn check(problem: &AttentionProblem) -> Option<()> {
 
     let mut case = problem.case(Direction::Backward);
     let mut reads: Vec<_> = problem
-        .parts()
+        .operand_shapes()
         .into_iter()
         .zip(&parts)
-        .map(|(width, values)| case.buffer((tokens, width), dtype, Some(values)))
+        .map(|(shape, values)| case.buffer(shape, dtype, Some(values)))
         .collect();
-    reads.push(case.buffer((tokens, queries), dtype, Some(&expected.out)));
-    reads.push(case.buffer((tokens, problem.op.heads), DType::F32, Some(&expected.lse)));
-    reads.push(case.buffer((tokens, queries), dtype, Some(&values.dout)));
-    let parts = problem.parts().into_iter();
-    let gradients: Vec<_> = parts.map(|width| case.buffer((tokens, width), dtype, None)).collect();
+    reads.push(case.buffer((query_rows, queries), dtype, Some(&expected.out)));
+    reads.push(case.buffer((query_rows, problem.op.heads), DType::F32, Some(&expected.lse)));
+    reads.push(case.buffer((query_rows, queries), dtype, Some(&values.dout)));
+    let shapes = problem.operand_shapes().into_iter();
+    let gradients: Vec<_> = shapes.map(|shape| case.buffer(shape, dtype, None)).collect();
     case.reads(&reads).writes(&gradients);
     let outcome = case.run()?;
-    let gradients: Vec<Vec<f32>> =
+    let mut gradients: Vec<Vec<f32>> =
         gradients.iter().map(|buffer| outcome.elements(*buffer)).collect();
-    let rows = (0..tokens as usize).flat_map(|row| {
+    // Gradients of the queries alone have fewer rows than tokens; they are compared first.
+    if problem.op.query_parts > 1 {
+        let expected = &expected.gradients[0];
+        assert_within("gradient of q", &gradients[0], expected, |number| {
+            allowed(&terms.rounded[0], &terms.summed[0], expected, number)
+        });
+        gradients[0] = vec![0.0; (problem.tokens() * queries) as usize];
+    }
+    let rows = (0..problem.tokens() as usize).flat_map(|row| {
         gradients.iter().zip(problem.parts()).flat_map(move |(part, width)| {
             part[row * width as usize..][..width as usize].iter().copied()
         })
     });
     let all: Vec<f32> = rows.collect();
-    for (at, columns) in problem.columns().into_iter().enumerate() {
+    let compared = usize::from(problem.op.query_parts > 1);
+    for (at, columns) in problem.columns().into_iter().enumerate().skip(compared) {
         let name = ["gradient of q", "gradient of k", "gradient of v"][at];
         let expected = &expected.gradients[at];
         assert_within(name, &problem.select(&all, columns), expected, |number| {
@@ -385,15 +433,15 @@ fn large_scores_do_not_overflow() {
 
 fn launches(problem: &AttentionProblem, direction: Direction) -> Result<Launches, String> {
     let mut case = problem.case(direction);
-    let (tokens, dtype) = (problem.tokens(), problem.op.input);
+    let (query_rows, dtype) = (problem.query_rows(), problem.op.input);
     let [queries, _] = problem.widths();
-    let parts = problem.parts();
+    let shapes = problem.operand_shapes();
     let buffers = |case: &mut KernelCase| -> Vec<_> {
-        parts.iter().map(|width| case.buffer((tokens, *width), dtype, None)).collect()
+        shapes.iter().map(|shape| case.buffer(*shape, dtype, None)).collect()
     };
     let (mut reads, gradients) = (buffers(&mut case), buffers(&mut case));
-    let [out, dout] = [(); 2].map(|()| case.buffer((tokens, queries), dtype, None));
-    let lse = case.buffer((tokens, problem.op.heads), DType::F32, None);
+    let [out, dout] = [(); 2].map(|()| case.buffer((query_rows, queries), dtype, None));
+    let lse = case.buffer((query_rows, problem.op.heads), DType::F32, None);
     match direction {
         Direction::Forward => case.reads(&reads).writes(&[out, lse]),
         Direction::Backward => {
@@ -438,20 +486,99 @@ fn unsupported_heads_are_reported() {
     unsupported(|p| p.local_kv_heads = 1, "do not fit 4 query and 2 KV heads");
 }
 
-/// Whatever reads the positions of rows refuses those of gathered keys, before anything is launched.
+/// A problem of the queries at a place of a context axis, with the keys of all positions.
+fn gathered(
+    (parts, place, chunk): (u64, u64, u64),
+    heads: (u64, u64, u64),
+    input: DType,
+) -> AttentionProblem {
+    let mut gathered = problem((1, 2 * parts * chunk), heads, input);
+    gathered.op.query_parts = parts;
+    (gathered.place, gathered.operands) = (place, OperandSharing::None);
+    gathered
+}
+
+/// Two runs of queries of whole tiles, and runs that begin and end within tiles, at every place of the context axis.
 #[test]
-fn gathered_keys_are_refused() {
-    let attention = problem((1, 8), (4, 2, 64), DType::Bf16).op;
-    let axis = Axis::Context;
-    for action in [
-        Action::Attention(Attention { query_parts: 2, ..attention }),
-        Action::Fused(FusedOp::Rope { head_dim: 64 }),
-        Action::Fused(FusedOp::Unpack { dim: Dim::Position, axis }),
+fn gathered_keys_match_the_cpu() {
+    let mut at = 0;
+    for (parts, chunk) in [(2, 64), (3, 64), (2, 33), (3, 5)] {
+        for place in 0..parts {
+            let (heads, kv_heads) = [(1, 1), (4, 2), (2, 1)][at % 3];
+            let head_dim = [64, 18, 128, 48][at % 4];
+            at += 1;
+            for dtype in FORMATS {
+                let of_device = (parts, place, chunk);
+                let mut problem = gathered(of_device, (heads, kv_heads, head_dim), dtype);
+                problem.op.sequences = 1 + u64::from(at % 2 == 0 && chunk < 64);
+                if at.is_multiple_of(2) {
+                    problem.operands = OperandSharing::KeysAndValues;
+                }
+                if check(&problem).is_none() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Windows within a chunk, across chunks, and of one key.
+#[test]
+fn gathered_keys_within_windows_match_the_cpu() {
+    for (at, (window, place)) in [(1, 0), (50, 1), (65, 0), (130, 1)].into_iter().enumerate() {
+        for dtype in FORMATS {
+            let chunk = [64, 64, 21][at % 3];
+            let head_dim = [64, 128, 64][at % 3];
+            let mut problem = gathered((2, place, chunk), (2, 1, head_dim), dtype);
+            problem.op.window = Some(window).filter(|window| *window < problem.op.length);
+            if check(&problem).is_none() {
+                return;
+            }
+        }
+    }
+}
+
+/// Two KV heads and four devices along the tensor axis, each with the queries of a place.
+#[test]
+fn devices_with_gathered_keys_can_share_kv_heads() {
+    for (at, dtype) in [(1, DType::Bf16), (2, DType::F32)] {
+        let mut problem = gathered((2, at % 2, 64), (2, 1, 64), dtype);
+        (problem.local_kv_heads, problem.devices) = (2, (4, at));
+        if check(&problem).is_none() {
+            return;
+        }
+    }
+}
+
+/// Each run of queries has a launch that ends at its own keys, so that no tile of later keys is computed. Tensor cores
+/// compute runs of whole tiles.
+#[test]
+fn each_run_of_queries_has_its_own_launch() {
+    for (chunk, head_dim, kernel, dkv) in [
+        (64, 64, "bf16_w64", "general_dkv"),
+        (128, 128, "bf16_w128", "general_dkv"),
+        (48, 64, "bf16_w256_v1", "dkv"),
     ] {
-        let mut case = KernelCase::of(action, 1, (1, 8));
-        case.context.mesh.context = 2;
-        case.context.context_attention = ContextAttention::Gather;
-        let error = case.launches().expect_err("no kernel");
-        assert!(error.contains("context_attention `gather`"), "{error}");
+        let problem = gathered((2, 1, chunk), (2, 1, head_dim), DType::Bf16);
+        let forward = launches(&problem, Direction::Forward).unwrap().launches;
+        let backward = launches(&problem, Direction::Backward).unwrap().launches;
+        let names: Vec<&str> = forward.iter().chain(&backward).map(|l| &*l.kernel).collect();
+        let kernels = ["", "", "sums_", "dq_", "dq_", &format!("{dkv}_")];
+        assert_eq!(names, kernels.map(|name| format!("attention_{name}{kernel}")));
+        // Keys and queries of a sequence, first position and end of the run, and positions without a row before it.
+        let runs = [[chunk, 2 * chunk, chunk], [2 * chunk, 3 * chunk, chunk]];
+        for (launches, pointers) in [(&forward[..], 5), (&backward[1..3], 6)] {
+            for (launch, run) in launches.iter().zip(runs) {
+                let sizes: Vec<u64> = launch.arguments[pointers..pointers + 5]
+                    .iter()
+                    .map(|argument| match argument {
+                        Argument::U32(size) => u64::from(*size),
+                        other => panic!("{other:?}"),
+                    })
+                    .collect();
+                assert_eq!(sizes[..2], [4 * chunk, 2 * chunk]);
+                assert_eq!(sizes[2..], run, "{}", launch.kernel);
+            }
+        }
     }
 }

@@ -4,7 +4,8 @@
 //! The formats alternate: of two models that differ in tying the head only, one runs in f32 and the other in bf16.
 
 use narrows_plan::{
-    CheckedProgram, Context, GradReduceDtype, Mesh, Precision, Workload, Zero, lower,
+    CheckedProgram, Context, ContextAttention, GradReduceDtype, Mesh, Precision, Workload, Zero,
+    lower,
 };
 use narrows_test_support::conformance::{self, CASES, ConformanceCase};
 use narrows_test_support::plans::{TestRng, draw_plan};
@@ -65,6 +66,38 @@ fn check_bf16_reductions(data: u64, cases: &[(Zero, u64, u64)]) {
         let Some(mut session) = shim_engine::session(&model, program) else { return };
         let deviation = ConformanceCase { model, plan }.check_session(&mut session);
         println!("{zero:?}: {deviation}");
+    }
+}
+
+/// Plans that gather keys and values, on meshes of tensor, pipeline and context axis: models with fewer KV heads, a sliding
+/// window, norms of queries and keys, and latents.
+#[test]
+fn programs_with_gathered_keys_match_the_reference() {
+    let models = small_models();
+    for (seed, (number, [tensor, pipeline, context], precision)) in [
+        (0, [2, 2, 2], Precision::Fp32),
+        (6, [2, 1, 4], Precision::Fp32),
+        (8, [1, 2, 2], Precision::Fp32),
+        (12, [2, 1, 2], Precision::Fp32),
+        (9, [2, 1, 2], Precision::MixedBf16),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mesh = Mesh { tensor, pipeline, data: 1, context };
+        let workload = Workload { global_batch: 4, sequence_length: 8, micro_batch: 2 };
+        let context = Context {
+            context_attention: ContextAttention::Gather,
+            ..Context::new(mesh, workload, precision, Zero::Off)
+        };
+        let model = models[number].clone();
+        let mut rng = TestRng::new(seed as u64);
+        let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
+        assert_eq!(plan.context_attention, ContextAttention::Gather);
+        let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();
+        let Some(mut session) = shim_engine::session(&model, program) else { return };
+        let deviation = ConformanceCase { model, plan }.check_session(&mut session);
+        println!("{mesh:?}, {precision:?}: {deviation}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use narrows_cpu::kernels::{Parallel, PartitionShape, pack_shards, slice_shard, unpack_shards};
 use narrows_plan::program::FusedOp;
-use narrows_plan::{Axis, DType, Dim};
+use narrows_plan::{Axis, ContextAttention, DType, Dim};
 
 use super::case::KernelCase;
 use super::formats::{random_values, rounded};
@@ -74,6 +74,41 @@ fn copies_match_the_cpu() {
                     _ => slice_shard(form, parts as usize - 1, &whole, &mut expected, SERIAL),
                 }
                 assert_eq!(outcome.elements(to), expected, "{op:?} of {sections:?} in {parts}");
+            }
+        }
+    }
+}
+
+/// Every device of a context axis that gathers keys has a chunk of positions from either end.
+#[test]
+fn copies_of_zigzag_positions_match_the_cpu() {
+    let (dim, axis) = (Dim::Position, Axis::Context);
+    for (sequences, positions, width, parts) in [(1, 4, 2, 2), (3, 12, 8, 3), (2, 40, 1032, 2)] {
+        let rows = sequences * positions;
+        for dtype in FORMATS {
+            let whole = rounded(dtype, random_values(1, rows * width));
+            let form = PartitionShape {
+                sequences: sequences as usize,
+                positions: positions as usize,
+                sections: &[width as usize],
+                dim,
+                shards: parts as usize,
+                is_zigzag: true,
+            };
+            for op in [FusedOp::Pack { dim, axis }, FusedOp::Unpack { dim, axis }] {
+                let mut case = KernelCase::new(op, 1, (sequences, positions));
+                case.context.mesh.context = parts;
+                case.context.context_attention = ContextAttention::Gather;
+                let from = case.buffer((rows, width), dtype, Some(&whole));
+                let to = case.buffer((rows, width), dtype, None);
+                case.reads(&[from]).writes(&[to]);
+                let Some(outcome) = case.run() else { return };
+                let mut expected = vec![0.0; whole.len()];
+                match op {
+                    FusedOp::Pack { .. } => pack_shards(form, &whole, &mut expected, SERIAL),
+                    _ => unpack_shards(form, &whole, &mut expected, SERIAL),
+                }
+                assert_eq!(outcome.elements(to), expected, "{op:?} in {parts}");
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use narrows_cpu::kernels::{MatrixViewMut, Parallel, RopeTable, rope_backward, rope_forward};
 use narrows_cuda::rotary_table;
-use narrows_plan::DType;
 use narrows_plan::model::Rope;
 use narrows_plan::program::{Access, Extent, FusedOp};
+use narrows_plan::{ContextAttention, DType};
 use narrows_runtime::session::PositionRuns;
 
 use super::case::KernelCase;
@@ -63,5 +63,34 @@ fn rotations_match_the_cpu() {
                 assert_near(dtype, &outcome.elements(buffer), &expected, 1e-6);
             }
         }
+    }
+}
+
+/// The devices of a context axis that gathers keys have two runs of positions, from either end of a sequence.
+#[test]
+fn rotations_of_zigzag_positions_match_the_cpu() {
+    let (head_dim, heads, sequences, positions, parts) = (64, 2, 2, 12, 3);
+    let (rope, columns) = (Rope::plain(500.0, head_dim), head_dim * heads);
+    let table = RopeTable::new(positions as usize, head_dim as usize, &rope);
+    for (place, dtype) in (0..parts).flat_map(|place| FORMATS.map(|dtype| (place, dtype))) {
+        let rows = sequences * positions / parts;
+        let op = FusedOp::Rope { head_dim };
+        let mut case = KernelCase::new(op, 1, (sequences, positions));
+        case.context.mesh.context = parts;
+        case.context.context_attention = ContextAttention::Gather;
+        case.replica = place;
+        case.rotary = rotary_table(positions, &rope);
+        case.constants.rope = rope.clone();
+        let mut expected = rounded(dtype, random_values(1, rows * columns));
+        let buffer = case.buffer((rows, columns), dtype, Some(&expected));
+        case.reads(&[buffer]).writes(&[buffer]);
+        let Some(outcome) = case.run() else { return };
+        let (first, last) = (2 * place as usize, 2 * (5 - place as usize));
+        for (sequence, at) in [first, last].into_iter().cycle().take(4).enumerate() {
+            let run = MatrixViewMut::new(&mut expected, rows as usize, columns as usize);
+            let run = run.row_range(2 * sequence, 2);
+            rope_forward(run, &table, PositionRuns::consecutive(at, 2), SERIAL);
+        }
+        assert_near(dtype, &outcome.elements(buffer), &expected, 1e-6);
     }
 }

@@ -21,15 +21,20 @@ pub struct AttentionReference {
 pub fn reference(problem: &AttentionProblem, values: &Values) -> AttentionReference {
     let shape = problem.shape();
     let tokens = problem.tokens() as usize;
+    let query_rows = problem.query_rows() as usize;
     let all = MatrixView::new(&values.all, tokens, problem.width() as usize);
-    let [q, k, v] = problem.columns().map(|columns| all.column_range(columns.start, columns.len()));
-    let (queries, keys) = (q.columns(), k.columns());
-    let mut out = vec![0.0; tokens * queries];
-    let mut lse = vec![0.0; tokens * shape.heads];
+    let columns = problem.columns();
+    let (queries, q_columns) = (columns[0].len(), columns[0].clone());
+    let [_, k, v] = columns.map(|columns| all.column_range(columns.start, columns.len()));
+    let q = problem.select_queries(problem.select(&values.all, q_columns));
+    let q = MatrixView::new(&q, query_rows, queries);
+    let keys = k.columns();
+    let mut out = vec![0.0; query_rows * queries];
+    let mut lse = vec![0.0; query_rows * shape.heads];
     let mut scratch = vec![0.0; shape.scratch_elements(SERIAL)];
     let results = (
-        MatrixViewMut::new(&mut out, tokens, queries),
-        MatrixViewMut::new(&mut lse, tokens, shape.heads),
+        MatrixViewMut::new(&mut out, query_rows, queries),
+        MatrixViewMut::new(&mut lse, query_rows, shape.heads),
     );
     attention_forward(shape, (q, k, v), results, &mut scratch, SERIAL);
     // The backward pass reads the output in the format of the program.
@@ -38,13 +43,14 @@ pub fn reference(problem: &AttentionProblem, values: &Values) -> AttentionRefere
         q,
         k,
         v,
-        out: MatrixView::new(&saved_out, tokens, queries),
-        lse: MatrixView::new(&lse, tokens, shape.heads),
-        dout: MatrixView::new(&values.dout, tokens, queries),
+        out: MatrixView::new(&saved_out, query_rows, queries),
+        lse: MatrixView::new(&lse, query_rows, shape.heads),
+        dout: MatrixView::new(&values.dout, query_rows, queries),
     };
-    let [mut dq, mut dk, mut dv] = [queries, keys, keys].map(|width| vec![0.0; tokens * width]);
+    let mut dq = vec![0.0; query_rows * queries];
+    let [mut dk, mut dv] = [(); 2].map(|()| vec![0.0; tokens * keys]);
     let gradients = AttentionGradients {
-        dq: MatrixViewMut::new(&mut dq, tokens, queries),
+        dq: MatrixViewMut::new(&mut dq, query_rows, queries),
         dk: MatrixViewMut::new(&mut dk, tokens, keys),
         dv: MatrixViewMut::new(&mut dv, tokens, keys),
     };
@@ -68,9 +74,10 @@ pub fn error_terms(
     values: &Values,
     reference: &AttentionReference,
 ) -> ErrorTerms {
-    let AttentionShape { sequences, length, heads, kv_heads, head_dim, window, .. } =
+    let AttentionShape { sequences, length, queries, heads, kv_heads, head_dim, window } =
         problem.shape();
     let [q, k, v] = problem.columns().map(|columns| problem.select(&values.all, columns));
+    let q = problem.select_queries(q);
     let scale = 1.0 / (head_dim as f64).sqrt();
     let zeros = || [&q, &k, &v].map(|of| vec![0.0; of.len()]);
     let (mut rounded, mut summed) = (zeros(), zeros());
@@ -81,18 +88,19 @@ pub fn error_terms(
     };
     for (sequence, head) in (0..sequences).flat_map(|s| (0..heads).map(move |h| (s, h))) {
         let key_head = head * kv_heads / heads;
-        let row_of = |token: usize, heads: usize, head: usize| {
-            let first = ((sequence * length + token) * heads + head) * head_dim;
+        let row_of = |row: usize, heads: usize, head: usize| {
+            let first = (row * heads + head) * head_dim;
             first..first + head_dim
         };
-        for i in 0..length {
-            let at_i = row_of(i, heads, head);
+        for (row, i) in queries.runs().flatten().enumerate() {
+            let row = sequence * queries.count + row;
+            let at_i = row_of(row, heads, head);
             let (q_i, dout_i) = (&q[at_i.clone()], &values.dout[at_i.clone()]);
             let out_i = &reference.out[at_i.clone()];
-            let lse = f64::from(reference.lse[(sequence * length + i) * heads + head]);
+            let lse = f64::from(reference.lse[row * heads + head]);
             let (d, d_sum) = (dot(out_i, dout_i, |x| x), dot(out_i, dout_i, f64::abs));
             for j in (i + 1).saturating_sub(window)..=i {
-                let at_j = row_of(j, kv_heads, key_head);
+                let at_j = row_of(sequence * length + j, kv_heads, key_head);
                 let (k_j, v_j) = (&k[at_j.clone()], &v[at_j.clone()]);
                 let p = (scale * dot(q_i, k_j, |x| x) - lse).exp();
                 exponent = exponent.max(scale * dot(q_i, k_j, f64::abs));
