@@ -93,6 +93,10 @@ impl Communicator for SlowCommunicator {
         std::thread::sleep(time.saturating_sub(begin.elapsed()));
         Ok(volume)
     }
+
+    fn shift(&self, source: &[f32], target: &mut [f32]) -> Result<(), ClusterError> {
+        self.inner.shift(source, target)
+    }
 }
 
 impl ProcessGroup for SlowGroup {

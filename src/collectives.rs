@@ -8,10 +8,15 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::Action;
 
 /// Bytes of the unsharded tensors of the tensor-axis and context-axis collectives of some instructions, by kind. A
-/// statistic that is reduced along with a payload is left out.
+/// statistic that is reduced along with a payload is left out. The shifts of ring attention count.
 pub fn activation_collectives(templates: &[InstrTemplate]) -> BTreeMap<CollectiveKind, Bytes> {
     let mut kinds: BTreeMap<CollectiveKind, Bytes> = BTreeMap::new();
     for template in templates {
+        if let Action::Attention(attention) = &template.action {
+            for (count, shift) in attention.ring_shifts() {
+                *kinds.entry(shift.kind).or_default() += shift.payload * count;
+            }
+        }
         if let Action::Collective(collective) = &template.action
             && collective.axis.shards_activations()
         {

@@ -161,5 +161,6 @@ fn abbreviation(kind: CollectiveKind) -> &'static str {
         CollectiveKind::ReduceScatter => "RS",
         CollectiveKind::AllGather => "AG",
         CollectiveKind::AllToAll => "A2A",
+        CollectiveKind::Shift => "SH",
     }
 }

@@ -74,8 +74,11 @@ pub fn half_width(relative: f64) -> String {
 /// The mesh, and of several pipeline stages their schedule: `tensor 1 × pipeline 4 × data 2, zero-bubble`.
 pub fn mesh_and_schedule(plan: &Plan) -> String {
     let schedule = schedule(plan).map_or(String::new(), |schedule| format!(", {schedule}"));
-    let gathers = plan.context_attention == ContextAttention::Gather;
-    let attention = if gathers { ", gathered keys" } else { "" };
+    let attention = match plan.context_attention {
+        ContextAttention::Exchange => "",
+        ContextAttention::Gather => ", gathered keys",
+        ContextAttention::Ring => ", ring attention",
+    };
     format!("{}{attention}{schedule}", plan.mesh)
 }
 
@@ -102,14 +105,20 @@ pub fn mesh_phrase(plan: &Plan) -> String {
     if phrase.is_empty() { "1 device".into() } else { phrase }
 }
 
+/// Letter of the attention on a context axis: `g` where keys and values are gathered, `r` where they rotate.
+pub fn attention_mark(attention: ContextAttention) -> &'static str {
+    match attention {
+        ContextAttention::Exchange => "",
+        ContextAttention::Gather => "g",
+        ContextAttention::Ring => "r",
+    }
+}
+
 /// Mesh axes longer than one: `T4`, `D8`, or `Cg2` where keys and values are gathered over the context axis.
 fn axes(plan: &Plan) -> Vec<String> {
     let Mesh { tensor, context, pipeline, data } = plan.mesh;
-    let context_axis = match plan.context_attention {
-        ContextAttention::Exchange => "C",
-        ContextAttention::Gather => "Cg",
-    };
-    let axes = [("T", tensor), (context_axis, context), ("P", pipeline), ("D", data)].into_iter();
+    let context_axis = format!("C{}", attention_mark(plan.context_attention));
+    let axes = [("T", tensor), (&context_axis, context), ("P", pipeline), ("D", data)].into_iter();
     axes.filter(|(_, size)| *size > 1).map(|(name, size)| format!("{name}{size}")).collect()
 }
 

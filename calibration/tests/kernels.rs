@@ -29,6 +29,7 @@ pub fn attention(
         input,
         window,
         query_parts: 1,
+        ring: None,
     })
 }
 

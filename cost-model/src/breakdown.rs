@@ -2,16 +2,18 @@
 
 use narrows_plan::kernel::FusedKind;
 use narrows_plan::program::{Action, Instr};
-use narrows_plan::{Axis, Kernel};
+use narrows_plan::{Axis, Kernel, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::price::{KernelPrice, ring_computation};
 
 /// The time of a step by kind of work, in seconds. The parts add up to the step time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Breakdown {
     /// GEMMs.
     pub gemm: f64,
-    /// Attention.
+    /// Attention; of ring attention the computation.
     pub attention: f64,
     /// Fused ops, the optimizer's excluded.
     pub elementwise: f64,
@@ -54,7 +56,18 @@ impl Breakdown {
         self.other += other.other * times;
     }
 
-    pub(crate) fn part_mut(&mut self, instr: &Instr) -> &mut f64 {
+    /// Adds the time of an instruction, with these prices of kernels.
+    pub(crate) fn add_instr(&mut self, instr: &Instr, time: Seconds, price: KernelPrice) {
+        match ring_computation(&instr.kernel(), price) {
+            Some(computation) => {
+                self.attention += computation.0;
+                self.collective_exposed += (time - computation).0;
+            }
+            None => *self.part_mut(instr) += time.0,
+        }
+    }
+
+    fn part_mut(&mut self, instr: &Instr) -> &mut f64 {
         match (instr.kernel(), &instr.action) {
             (Kernel::Gemm(_), _) => &mut self.gemm,
             (Kernel::Attention(_), _) => &mut self.attention,

@@ -188,8 +188,13 @@ pub(crate) fn log_shape(kernel: &Kernel, devices: u64) -> LogShape {
         Kernel::Attention(a) => {
             let heads = log2_size(a.sequences.saturating_mul(a.heads));
             let heads_per_kv_head = log2_size(a.heads) - log2_size(a.kv_heads);
-            let parts = log2_size(a.query_parts);
-            [heads, log2_size(a.length), log2_size(a.head_dim), heads_per_kv_head, parts, devices]
+            // Ring attention is made of kernels for the positions of a device.
+            let (length, parts) = match a.rotation() {
+                Some(_) => (a.queries(), 1),
+                None => (a.length, a.query_parts),
+            };
+            let parts = log2_size(parts);
+            [heads, log2_size(length), log2_size(a.head_dim), heads_per_kv_head, parts, devices]
         }
         Kernel::Fused(op) => {
             let extra_traffic = log2_size(op.unfused_traffic.0) - log2_size(op.traffic.0);

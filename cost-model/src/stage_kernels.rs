@@ -45,7 +45,7 @@ impl StageKernels {
             let list = stage.instructions(at);
             let (mut kinds, mut queue) = (Breakdown::default(), LaunchQueue::default());
             for (instr, time) in list.iter().zip(added_times(list, prices)) {
-                *kinds.part_mut(instr) += time.0;
+                kinds.add_instr(instr, time, prices.kernel);
                 queue = queue.then(launched(instr, time, prices));
             }
             kinds.bubble += queue.wait_s();
@@ -62,7 +62,7 @@ impl StageKernels {
         let mut step_phase = vec![];
         let list = &stage.step[in_step_phase];
         for (instr, time) in list.iter().zip(added_times(list, prices)) {
-            *step.part_mut(instr) += time.0;
+            step.add_instr(instr, time, prices.kernel);
             match stage_sync_group(instr) {
                 None => local = local.then(launched(instr, time, prices)),
                 Some(group) => {

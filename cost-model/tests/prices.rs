@@ -82,6 +82,7 @@ fn attentions(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
         input: dtype(u)?,
         window: None,
         query_parts: 1,
+        ring: None,
     };
     let mut more = less.clone();
     match u.int_in_range(0..=3)? {
@@ -295,6 +296,7 @@ fn windows_of_attention_are_priced_by_their_scores() {
         input: DType::Bf16,
         window,
         query_parts: 1,
+        ring: None,
     };
     for (length, window) in [(7, 3), (8, 1), (9, 8), (5, 5), (64, 17)] {
         let visible = (0..length).map(|query| window.min(query + 1)).sum::<u64>() as f64;
@@ -342,6 +344,7 @@ fn own_kernels_of_attention_are_priced_along_a_tensor_axis() {
             input,
             window,
             query_parts: 1,
+            ring: None,
         })
     };
     // Times with two devices on the tensor axis over times with two replicas.

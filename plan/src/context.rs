@@ -130,18 +130,28 @@ pub enum ContextAttention {
     /// Llama 3). Of 2C chunks of positions, device i has the chunks i and 2C − 1 − i, so that causal work is balanced
     /// (zigzag).
     Gather,
+    /// Keys and values rotate around the axis beside the attention of the part that arrived before, and in the backward
+    /// pass their gradients with them (ring attention). Queries stay, with the positions of `gather`.
+    Ring,
 }
 
 impl ContextAttention {
-    /// Both.
-    pub const ALL: [ContextAttention; 2] = [ContextAttention::Exchange, ContextAttention::Gather];
+    /// All forms.
+    pub const ALL: [ContextAttention; 3] =
+        [ContextAttention::Exchange, ContextAttention::Gather, ContextAttention::Ring];
 
     /// The name in plans and messages.
     pub fn name(self) -> &'static str {
         match self {
             ContextAttention::Exchange => "exchange",
             ContextAttention::Gather => "gather",
+            ContextAttention::Ring => "ring",
         }
+    }
+
+    /// Whether each device has two chunks of the positions of a sequence, in zigzag order.
+    pub fn is_zigzag(self) -> bool {
+        self != ContextAttention::Exchange
     }
 
     /// Whether attention can divide the heads of a model over the devices of a mesh that has a context axis.
@@ -155,7 +165,7 @@ impl ContextAttention {
     pub fn head_parts(self, mesh: &Mesh) -> u64 {
         match self {
             ContextAttention::Exchange => mesh.tensor * mesh.context,
-            ContextAttention::Gather => mesh.tensor,
+            ContextAttention::Gather | ContextAttention::Ring => mesh.tensor,
         }
     }
 
@@ -166,10 +176,7 @@ impl ContextAttention {
 
     /// Runs of consecutive positions that all devices of a context axis have.
     pub fn position_parts(self, mesh: &Mesh) -> u64 {
-        match self {
-            ContextAttention::Gather if mesh.context > 1 => 2 * mesh.context,
-            _ => mesh.context,
-        }
+        if self.is_zigzag() && mesh.context > 1 { 2 * mesh.context } else { mesh.context }
     }
 
     /// Whether plan files and answers leave the key out.
@@ -368,10 +375,11 @@ impl Context {
     }
 
     /// Whether passes can run two microbatches: where they have collectives of activations and no other overlap, and an even
-    /// number of microbatches.
+    /// number of microbatches. Ring attention overlaps its own transfers.
     pub fn can_pair_microbatches(&self) -> bool {
         let multiple = self.schedule.paired_microbatch_multiple(self.mesh.pipeline);
         self.has_activation_collectives()
+            && !self.rotates_keys()
             && !self.overlap_tensor_collectives
             && !self.shards_gradients()
             && self.workload.microbatches(&self.mesh).is_multiple_of(multiple)
@@ -447,6 +455,16 @@ impl Context {
         self.mesh.context > 1 && self.context_attention == ContextAttention::Gather
     }
 
+    /// Whether keys and values rotate around the context axis.
+    pub fn rotates_keys(&self) -> bool {
+        self.mesh.context > 1 && self.context_attention == ContextAttention::Ring
+    }
+
+    /// Whether each device of the context axis has two chunks of the positions of a sequence, in zigzag order.
+    pub fn has_zigzag_positions(&self) -> bool {
+        self.mesh.context > 1 && self.context_attention.is_zigzag()
+    }
+
     /// The layout at each place of the context axis of a tensor that is made of heads, before and after the collectives
     /// around attention.
     pub(crate) fn heads_by_position(&self) -> Layout {
@@ -458,7 +476,7 @@ impl Context {
 
     /// Whether a shard of tokens along an axis is one contiguous piece of memory.
     pub(crate) fn tokens_contiguous(&self, dim: Dim, axis: Axis) -> bool {
-        let has_two_chunks = axis == Axis::Context && self.gathers_keys();
+        let has_two_chunks = axis == Axis::Context && self.has_zigzag_positions();
         dim == Dim::Sequence || self.workload.micro_batch == 1 && !has_two_chunks
     }
 

@@ -98,6 +98,10 @@ pub struct Attention {
     /// each has all queries.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub query_parts: u64,
+    /// The devices around which the keys and values of the parts rotate; `None` where each device has all keys of its
+    /// queries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring: Option<DeviceGroup>,
 }
 
 fn one() -> u64 {
@@ -218,15 +222,18 @@ pub enum CollectiveKind {
     AllGather,
     /// Sharded on one dim → sharded on another.
     AllToAll,
+    /// Each member sends its part to the next one, and the last to the first: a step of ring attention.
+    Shift,
 }
 
 impl CollectiveKind {
     /// Every kind.
-    pub const ALL: [CollectiveKind; 4] = [
+    pub const ALL: [CollectiveKind; 5] = [
         CollectiveKind::AllReduce,
         CollectiveKind::ReduceScatter,
         CollectiveKind::AllGather,
         CollectiveKind::AllToAll,
+        CollectiveKind::Shift,
     ];
 
     /// The key used in JSON breakdowns.
@@ -236,6 +243,7 @@ impl CollectiveKind {
             CollectiveKind::ReduceScatter => "reduce_scatter",
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Shift => "shift",
         }
     }
 }

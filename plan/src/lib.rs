@@ -12,6 +12,7 @@ pub mod kernel;
 pub mod model;
 pub mod program;
 pub mod random;
+pub mod ring;
 pub mod strategy;
 
 mod check;

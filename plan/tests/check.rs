@@ -40,6 +40,8 @@ fn programs_of_drawn_plans_pass_the_check() {
             ("gathers in forward passes", has_gather_buckets(&program)),
             ("gathered keys", program.context.gathers_keys() && mesh.tensor == 1),
             ("gathered keys and tensor axis", program.context.gathers_keys() && mesh.tensor > 1),
+            ("ring attention", program.context.rotates_keys() && mesh.tensor == 1),
+            ("ring attention and tensor axis", program.context.rotates_keys() && mesh.tensor > 1),
             ("context axis", mesh.context > 1 && mesh.tensor == 1),
             ("context and tensor axes", mesh.context > 1 && mesh.tensor > 1),
             ("pairs of microbatches", program.context.overlap_microbatch_pairs),

@@ -27,27 +27,34 @@ impl Request {
         self.context_attention.or(of_short)
     }
 
-    /// The attentions to search on a mesh: of those that divide its heads and positions, the exchange of heads, and the
-    /// gather of keys where heads cannot be exchanged, or where it moves fewer bytes. One without a context axis.
+    /// The attentions to search on a mesh: of those that divide its heads and positions, the exchange of heads; the
+    /// gather of keys where heads cannot be exchanged, or where it moves fewer bytes; and ring attention where transfers
+    /// overlap with computation. One without a context axis.
     pub(crate) fn context_attentions(&self, mesh: &Mesh) -> Vec<ContextAttention> {
-        use ContextAttention::Exchange;
+        use ContextAttention::{Exchange, Gather, Ring};
         let is_legal = |attention: &ContextAttention| {
             attention.divides_heads(mesh, &self.model)
                 && attention.divides_positions(mesh, self.sequence_length)
-                && (*attention == Exchange || self.may_separate_queries())
+                && match attention {
+                    Exchange => true,
+                    Gather => self.may_separate_queries(),
+                    Ring => self.model.least_window(self.sequence_length).is_none(),
+                }
         };
-        let candidates = match self.fixed_context_attention() {
-            _ if mesh.context == 1 => vec![Exchange],
-            Some(fixed) => vec![fixed],
-            // All positions of keys and values, or a device's positions of queries, keys, values and outputs.
-            None if is_legal(&Exchange)
-                && mesh.context * self.model.kv_heads >= self.model.heads + self.model.kv_heads =>
-            {
-                vec![Exchange]
-            }
-            None => ContextAttention::ALL.to_vec(),
-        };
-        candidates.into_iter().filter(is_legal).collect()
+        let is_candidate =
+            |attention: &ContextAttention| match (self.fixed_context_attention(), attention) {
+                _ if mesh.context == 1 => *attention == Exchange,
+                (Some(fixed), _) => *attention == fixed,
+                (None, Exchange) => true,
+                // All positions of keys and values, or a device's positions of queries, keys, values and outputs.
+                (None, Gather) => {
+                    let Model { heads, kv_heads, .. } = self.model;
+                    !is_legal(&Exchange) || mesh.context * kv_heads < heads + kv_heads
+                }
+                (None, Ring) => self.profile.file().overlap.is_some(),
+            };
+        let candidates = ContextAttention::ALL.into_iter();
+        candidates.filter(|attention| is_candidate(attention) && is_legal(attention)).collect()
     }
 
     /// Whether some grouping leaves queries a tensor without keys and values.
@@ -73,7 +80,16 @@ impl Request {
             (problem, "a divisor of the sequence length")
         } else if !self.context_attentions(&mesh).is_empty() {
             return None;
-        } else if fixed != Some(ContextAttention::Exchange) && !self.may_separate_queries() {
+        } else if let (Some(window), Some(ContextAttention::Ring)) =
+            (self.model.least_window(self.sequence_length), fixed)
+        {
+            let problem = format!(
+                "ring attention passes all keys around, but a sliding window of {window} keys hides most of them"
+            );
+            (problem, "--context-attention gather")
+        } else if !matches!(fixed, Some(ContextAttention::Exchange | ContextAttention::Ring))
+            && !self.may_separate_queries()
+        {
             let problem = "queries are one tensor with keys and values, which are gathered alone";
             (problem.into(), "another --grouping than `on`")
         } else if fixed != Some(ContextAttention::Exchange)
@@ -99,7 +115,9 @@ impl Request {
                 (None, Some(ContextAttention::Exchange)) => {
                     "a smaller context or tensor axis, or --context-attention gather"
                 }
-                (_, Some(ContextAttention::Gather)) => "a smaller tensor axis",
+                (_, Some(ContextAttention::Gather | ContextAttention::Ring)) => {
+                    "a smaller tensor axis"
+                }
                 _ => "a smaller context or tensor axis",
             };
             (problem, hint)

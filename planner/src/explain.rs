@@ -220,6 +220,9 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     if context.gathers_keys() {
         parts.push("gathered keys and values".into());
     }
+    if context.rotates_keys() {
+        parts.push("ring attention".into());
+    }
     match context.schedule {
         PipelineSchedule::OneForwardOneBackward => {}
         PipelineSchedule::ZeroBubble => parts.push("zero-bubble schedule".into()),

@@ -268,6 +268,7 @@ pub fn model_flops(model: &Model, length: u64) -> f64 {
 fn attention_flops(op: &AttentionOp, length: u64) -> Flops {
     let forward = Attention {
         query_parts: 1,
+        ring: None,
         direction: Direction::Forward,
         sequences: 1,
         length,
@@ -306,6 +307,11 @@ fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
 
 fn count(templates: &[InstrTemplate], payloads: &mut CollectivePayloads) {
     for template in templates {
+        if let Action::Attention(attention) = &template.action {
+            for (count, shift) in attention.ring_shifts() {
+                *payloads.by_kind.entry(shift.kind).or_default() += shift.payload * count;
+            }
+        }
         let Action::Collective(collective) = &template.action else { continue };
         if !collective.axis.shards_activations() {
             continue;

@@ -80,7 +80,7 @@ fn check_objectives(sizes: &[&str]) {
 fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     let mut seen = 0;
     let (mut agreed, mut overlapped, mut paired) = (0, 0, 0);
-    use ContextAttention::{Exchange, Gather};
+    use ContextAttention::{Exchange, Gather, Ring};
     for (model, devices, context_size, attention) in [
         ("cola-60m", 8, 1, Exchange),
         ("lax-60m", 4, 1, Exchange),
@@ -91,6 +91,8 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
         ("lax-130m", 8, 4, Exchange),
         ("cola-60m", 8, 2, Gather),
         ("llama-130m", 8, 4, Gather),
+        ("cola-60m", 8, 2, Ring),
+        ("llama-130m", 8, 4, Ring),
     ] {
         let mut request = request(model, Baseline::Auto, devices, None);
         (request.global_batch, request.context) = (64, Some(context_size));

@@ -115,7 +115,12 @@ impl<'a> NullDevice<'a> {
                 }
                 self.report.received += received;
             }
-            Action::Gemm(_) | Action::Attention(_) | Action::Fused(_) => {}
+            Action::Attention(attention) => {
+                for (count, shift) in attention.ring_shifts() {
+                    (0..count).for_each(|_| self.report.count_collective(shift.group.axis, &shift));
+                }
+            }
+            Action::Gemm(_) | Action::Fused(_) => {}
         }
         self.report.count(instr.action.name(), axis, &instr.kernel());
         Ok(true)

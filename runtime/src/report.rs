@@ -125,6 +125,7 @@ impl DeviceReport {
 /// all-reduce                    2(n−1)/n · S      (reduce-scatter, then all-gather)
 /// reduce-scatter, all-gather     (n−1)/n · S
 /// all-to-all                     (n−1)/n² · S
+/// shift                               1/n · S
 /// ```
 pub fn bytes_sent_per_member(collective: &Collective) -> Bytes {
     let (members, payload) =
@@ -134,6 +135,13 @@ pub fn bytes_sent_per_member(collective: &Collective) -> Bytes {
         CollectiveKind::AllReduce => 2 * foreign / members,
         CollectiveKind::ReduceScatter | CollectiveKind::AllGather => foreign / members,
         CollectiveKind::AllToAll => foreign / (members * members),
+        CollectiveKind::Shift => {
+            if members > 1 {
+                payload / members
+            } else {
+                0
+            }
+        }
     };
     Bytes(u64::try_from(sent).unwrap_or(u64::MAX))
 }
@@ -158,5 +166,6 @@ mod tests {
         assert_eq!(sent(CollectiveKind::ReduceScatter), 1200);
         assert_eq!(sent(CollectiveKind::AllGather), 1200);
         assert_eq!(sent(CollectiveKind::AllToAll), 300);
+        assert_eq!(sent(CollectiveKind::Shift), 400);
     }
 }

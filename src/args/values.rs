@@ -91,6 +91,8 @@ pub enum ContextAttentionArg {
     Exchange,
     /// Keys and values gathered; causal work balanced by zigzag positions
     Gather,
+    /// Keys and values passed around a ring beside attention; zigzag positions
+    Ring,
 }
 
 impl ContextAttentionArg {
@@ -100,6 +102,7 @@ impl ContextAttentionArg {
             ContextAttentionArg::Auto => None,
             ContextAttentionArg::Exchange => Some(ContextAttention::Exchange),
             ContextAttentionArg::Gather => Some(ContextAttention::Gather),
+            ContextAttentionArg::Ring => Some(ContextAttention::Ring),
         }
     }
 }

@@ -43,6 +43,7 @@ pub fn report_search(
     warn_of_ineffective_strategy(request, priced.plan.mesh);
     warn_of_ineffective_attention(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
+    warn_of_ring_attention(&request.profile, priced.plan.context_attention);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
     let step_cost = (request.objective == Objective::Cost).then(|| {
         let (mesh, step_time_s) = (priced.plan.mesh, priced.prediction.step_time_s);
@@ -87,10 +88,24 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
 
 /// Warns of an attention across a context axis that the mesh lacks.
 fn warn_of_ineffective_attention(request: &Request, mesh: Mesh) {
-    if request.context_attention == Some(ContextAttention::Gather) && mesh.context == 1 {
-        output::warn(
-            "`--context-attention gather` has no effect on this plan: the mesh has no context axis; --context sets its \
+    let fixed = request.context_attention.filter(|fixed| *fixed != ContextAttention::Exchange);
+    if let Some(fixed) = fixed
+        && mesh.context == 1
+    {
+        output::warn(&format!(
+            "`--context-attention {}` has no effect on this plan: the mesh has no context axis; --context sets its \
              size",
+            fixed.name()
+        ));
+    }
+}
+
+/// Warns of a plan for GPUs whose keys and values rotate, for which the CUDA backend has no kernel.
+fn warn_of_ring_attention(profile: &Profile, attention: ContextAttention) {
+    if attention == ContextAttention::Ring && profile.file().has_gpus() {
+        output::warn(
+            "this plan passes keys and values around the context axis, which `narrows run --backend cuda` cannot \
+             execute yet; `--context-attention exchange` searches plans that it can",
         );
     }
 }

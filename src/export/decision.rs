@@ -208,7 +208,7 @@ impl Decision {
             Decision::Tensor => plan.mesh.tensor.to_string(),
             Decision::Context => match plan.context_attention {
                 ContextAttention::Exchange => plan.mesh.context.to_string(),
-                ContextAttention::Gather => format!("{}, gather", plan.mesh.context),
+                attention => format!("{}, {}", plan.mesh.context, attention.name()),
             },
             Decision::Pipeline => plan.mesh.pipeline.to_string(),
             Decision::Data => plan.mesh.data.to_string(),

@@ -232,6 +232,7 @@ fn context(exported: &ExportedPlan) -> Translation {
     let collectives = match exported.plan.context_attention {
         ContextAttention::Exchange => "a2a",
         ContextAttention::Gather => "all_gather",
+        ContextAttention::Ring => "p2p",
     };
     let options = [("context-parallel-size", json!(parts)), ("cp-comm-type", json!([collectives]))];
     match length.is_multiple_of(2 * parts) {

@@ -274,6 +274,11 @@ fn context(exported: &ExportedPlan) -> Translation {
     let parts = exported.plan.mesh.context;
     let options = [("parallelism.context_parallel_degree", json!(parts))];
     match exported.plan.context_attention {
+        // PyTorch passes keys and values to the next device by an all-to-all in which the other parts are empty.
+        ContextAttention::Ring => Translation::exact([
+            ("parallelism.context_parallel_degree", json!(parts)),
+            ("parallelism.context_parallel_rotate_method", json!("alltoall")),
+        ]),
         ContextAttention::Exchange if parts > 1 => Translation::approximated(
             options,
             "keys and values are gathered in place of exchanging heads",

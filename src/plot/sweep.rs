@@ -218,6 +218,7 @@ fn throughput_map(
         ("T: tensor axis", uses(|plan| plan.mesh.tensor > 1)),
         ("C: context axis", uses(|plan| plan.mesh.context > 1)),
         ("g: gathered keys", uses(|plan| plan.context_attention == ContextAttention::Gather)),
+        ("r: ring attention", uses(|plan| plan.context_attention == ContextAttention::Ring)),
         ("P: pipeline axis", uses(|plan| plan.mesh.pipeline > 1)),
         ("D: data axis", uses(|plan| plan.mesh.data > 1)),
         ("Z: stage of ZeRO", uses(|plan| plan.zero != Zero::Off)),

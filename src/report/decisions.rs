@@ -22,9 +22,10 @@ fn legend(context: &Context) -> String {
         (false, true) => "context axis",
         _ => "tensor axis",
     };
+    let shifts = if context.rotates_keys() { ", SH shifts around a ring" } else { "" };
     format!(
         "* stored for the backward pass, + recomputed in it. Collectives over the {axes}, per \
-         microbatch: AR all-reduce, RS reduce-scatter, AG all-gather, A2A all-to-all."
+         microbatch: AR all-reduce, RS reduce-scatter, AG all-gather, A2A all-to-all{shifts}."
     )
 }
 

@@ -13,7 +13,7 @@ use super::prediction::assumed;
 use super::search::SearchSummary;
 use crate::args::Detail;
 use crate::plot::{Figure, PlotKind, step_time_picture};
-use crate::text::{plural, plural_with, zero_stage};
+use crate::text::{attention_mark, plural, plural_with, zero_stage};
 
 /// A plan file with its prediction, to compare with the plan that the search finds.
 pub struct PricedFile {
@@ -223,8 +223,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let row = |row: &&MeshRow| {
         let Mesh { tensor, pipeline, data, context } = row.mesh;
-        let gathers = row.context_attention == ContextAttention::Gather;
-        let mark = if gathers { "g" } else { "" };
+        let mark = attention_mark(row.context_attention);
         let mesh = match has_context_axis {
             true => format!("{tensor} × {context}{mark} × {pipeline} × {data}"),
             false => format!("{tensor} × {pipeline} × {data}"),
@@ -299,7 +298,7 @@ fn overlap_words(row: &MeshRow) -> String {
 fn mesh_legend(listed: &[&MeshRow]) -> String {
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let has_chunks = listed.iter().any(|row| row.chunks.is_some());
-    let gathers = listed.iter().any(|row| row.context_attention == ContextAttention::Gather);
+    let has = |attention| listed.iter().any(|row| row.context_attention == attention);
     let is_overlapped =
         listed.iter().any(|row| row.overlap_grad_reduce || row.overlap_tensor_collectives);
     let has_pairs = listed.iter().any(|row| row.overlap_microbatch_pairs);
@@ -308,7 +307,8 @@ fn mesh_legend(listed: &[&MeshRow]) -> String {
             true => "Mesh: tensor × context × pipeline × data",
             false => "Mesh: tensor × pipeline × data",
         }),
-        gathers.then_some("g: gathered keys and values"),
+        has(ContextAttention::Gather).then_some("g: gathered keys and values"),
+        has(ContextAttention::Ring).then_some("r: ring attention"),
         has_chunks.then_some("in parentheses: model chunks per stage"),
         is_overlapped.then_some("overlap: collectives of the data axis, of activations, or both"),
         has_pairs.then_some("pairs: those of activations in pairs of microbatches"),

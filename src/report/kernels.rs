@@ -79,8 +79,12 @@ pub fn name(kernel: &Kernel) -> String {
                 Some(window) => format!(", window {}", thousands(window)),
                 None => String::new(),
             };
+            let ring = match attention.rotation() {
+                Some(ring) => format!(", ring of {}", ring.size),
+                None => String::new(),
+            };
             format!(
-                "attention {direction}, {sequences} × {length} tokens{window}, {} heads",
+                "attention {direction}, {sequences} × {length} tokens{window}{ring}, {} heads",
                 attention.heads
             )
         }

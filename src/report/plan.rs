@@ -181,10 +181,14 @@ impl<'a> PlanReport<'a> {
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
         ];
-        if plan.context_attention == ContextAttention::Gather {
-            let text = "keys and values gathered over the context axis, positions in zigzag order";
-            fields.push(("attention", text.into()));
-        }
+        let attention = match plan.context_attention {
+            ContextAttention::Exchange => None,
+            ContextAttention::Gather => Some("keys and values gathered over the context axis"),
+            ContextAttention::Ring => Some("keys and values rotate around the context axis"),
+        };
+        fields.extend(
+            attention.map(|text| ("attention", format!("{text}, positions in zigzag order"))),
+        );
         if plan.grad_reduce_dtype != GradReduceDtype::Fp32 {
             fields.push(("gradients", format!("reduced in {}", plan.grad_reduce_dtype.name())));
         }
@@ -243,12 +247,16 @@ impl<'a> PlanReport<'a> {
             Bytes(0) => Cell::from(String::new()),
             _ => bytes.into(),
         };
+        // Ring attention alone has shifts.
+        let has_shifts = passes.iter().any(|(_, bytes)| bytes.of(CollectiveKind::Shift) > Bytes(0));
+        let kinds = CollectiveKind::ALL.into_iter();
+        let kinds = kinds.filter(|kind| has_shifts || *kind != CollectiveKind::Shift);
         let rows: Vec<Vec<Cell>> = passes
             .iter()
             .filter(|(_, bytes)| !bytes.is_empty())
             .map(|(pass, payloads)| {
-                let kinds = CollectiveKind::ALL.map(|kind| payloads.of(kind));
-                let cells = kinds.into_iter().chain([payloads.statistics]).map(cell);
+                let bytes = kinds.clone().map(|kind| payloads.of(kind));
+                let cells = bytes.chain([payloads.statistics]).map(cell);
                 std::iter::once(pass.to_string().into()).chain(cells).collect()
             })
             .collect();
@@ -256,7 +264,7 @@ impl<'a> PlanReport<'a> {
             return;
         }
         page.heading("Collective payload of a middle block, per microbatch");
-        let mut titles = CollectiveKind::ALL.map(|kind| kind.name().replace('_', "-")).to_vec();
+        let mut titles: Vec<String> = kinds.map(|kind| kind.name().replace('_', "-")).collect();
         titles.push("statistics".to_owned());
         let columns = titles.iter().map(|title| (title.as_str(), Align::Right));
         let columns: Vec<_> = std::iter::once(("pass", Align::Left)).chain(columns).collect();

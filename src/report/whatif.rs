@@ -154,6 +154,9 @@ impl<'a> WhatIfReport<'a> {
         if any_plan(|plan| plan.context_attention == ContextAttention::Gather) {
             page.paragraph(GATHER_LEGEND);
         }
+        if any_plan(|plan| plan.context_attention == ContextAttention::Ring) {
+            page.paragraph(RING_LEGEND);
+        }
         if any_plan(|plan| plan.mesh.pipeline > 1) {
             page.paragraph(SCHEDULE_LEGEND);
         }
@@ -339,6 +342,9 @@ const CONTEXT_LEGEND: &str = "C: devices along the context axis, which share eac
 
 /// Legend of gathered keys and values.
 const GATHER_LEGEND: &str = "Cg: keys and values are gathered over the context axis.";
+
+/// Legend of ring attention.
+const RING_LEGEND: &str = "Cr: keys and values rotate around the context axis (ring attention).";
 
 /// Legend of the schedules of pipelines.
 const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks per stage.";

@@ -274,6 +274,7 @@ impl DecoderShape<'_> {
                 input: DType::Bf16,
                 window: None,
                 query_parts: 1,
+                ring: None,
             }))],
         }
     }

@@ -21,7 +21,7 @@
 //! twice.
 
 use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
-use narrows_plan::{Axis, DeviceGroup, Seconds};
+use narrows_plan::{Axis, Bytes, DeviceGroup, Seconds};
 
 use super::nccl::{self, NcclAlgorithm, NcclProtocol};
 use super::topology::{GroupPlacement, Topology};
@@ -103,6 +103,10 @@ impl LinkPrice {
         let bytes = collective.payload.as_f64();
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
         let transport_s = match (collective.kind, self.library) {
+            (CollectiveKind::Shift, _) => {
+                let bytes = Bytes(collective.payload.0 / place.members);
+                return self.transfer(&Transfer { bytes, group: collective.group });
+            }
             (CollectiveKind::AllToAll, _) => self.all_to_all_s(place, bytes),
             (kind, CollectiveLibrary::SharedMemory) => {
                 bytes * ring_factor(kind, place.members)
@@ -113,8 +117,8 @@ impl LinkPrice {
         Seconds(fill + transport_s)
     }
 
-    /// Seconds of a P2P transfer between neighbouring stages, without the launch gap. When any two neighbours of the
-    /// pipeline lie in different nodes, all of its transfers are priced as between nodes.
+    /// Seconds of a P2P transfer between neighbouring members of a group, without the launch gap. When any two neighbours
+    /// lie in different nodes, all of its transfers are priced as between nodes.
     pub(super) fn transfer(&self, transfer: &Transfer) -> Seconds {
         let bytes = transfer.bytes.as_f64();
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
@@ -234,5 +238,6 @@ fn ring_factor(kind: CollectiveKind, members: u64) -> f64 {
         CollectiveKind::AllReduce => 2.0 * (n - 1.0) / n,
         CollectiveKind::ReduceScatter | CollectiveKind::AllGather => (n - 1.0) / n,
         CollectiveKind::AllToAll => (n - 1.0) / (n * n),
+        CollectiveKind::Shift => 1.0 / n,
     }
 }

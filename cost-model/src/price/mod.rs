@@ -14,6 +14,7 @@ mod correction;
 mod fused;
 mod gemm;
 mod nccl;
+mod ring;
 mod scaled_measurements;
 mod topology;
 
@@ -32,6 +33,8 @@ use collective::LinkPrice;
 use correction::MeasuredCorrection;
 use fused::FusedPrice;
 use gemm::GemmPrice;
+pub(crate) use ring::ring_computation;
+use ring::ring_steps;
 pub use scaled_measurements::scale_measurements;
 use topology::Topology;
 
@@ -202,6 +205,9 @@ impl Prices {
     /// A collective or transfer among fewer than two devices, or of nothing, is never launched and
     /// costs nothing.
     pub fn kernel_time(&self, kernel: &Kernel) -> Seconds {
+        if let Some(steps) = ring_steps(kernel) {
+            return self.ring_time(&steps, |kernel| self.kernel_time(kernel));
+        }
         let Some(curves) = self.curve_time(kernel, self.devices_sharing) else {
             return Seconds(0.0);
         };
@@ -219,6 +225,9 @@ impl Prices {
         kernel: &Kernel,
         draws: usize,
     ) -> Option<Vec<f64>> {
+        if let Some(steps) = ring_steps(kernel) {
+            return self.resampled_ring_times_s(&steps, draws);
+        }
         let correction = self.correction.as_ref()?;
         let curves = self.curve_time(kernel, self.devices_sharing)?.0;
         if !self.is_corrected(kernel) {
@@ -235,6 +244,9 @@ impl Prices {
             Kernel::Fused(op) => self.fused.launches(op),
             Kernel::Gemm(gemm) if self.adds_residual_apart(gemm) => {
                 1 + self.launches(&residual_addition(gemm))
+            }
+            Kernel::Attention(attention) => {
+                attention.ring_steps().map_or(1, |steps| self.ring_launches(&steps))
             }
             _ => 1,
         }
@@ -365,7 +377,10 @@ impl Prices {
     pub fn source(&self, kernel: &Kernel) -> PriceSource {
         let group = match kernel {
             Kernel::Gemm(_) => return PriceSource::Gemm,
-            Kernel::Attention(_) => return PriceSource::Attention,
+            Kernel::Attention(attention) => {
+                let steps = attention.ring_steps();
+                return steps.map_or(PriceSource::Attention, |steps| self.ring_source(&steps));
+            }
             Kernel::Fused(_) => return PriceSource::Fused,
             Kernel::Collective(collective) => &collective.group,
             Kernel::Transfer(transfer) => &transfer.group,

@@ -2,11 +2,16 @@
 //! all heads or, with fewer KV heads than devices, the query heads alone. Then every device reads one KV head, and the
 //! gradients of keys and values are partial. With a context axis, its devices have all positions of a part of the
 //! heads, or the queries of their own positions with all keys and values, whose gradients are then partial over this
-//! axis.
+//! axis, or keys and values of their own positions that rotate.
+//!
+//! All devices of a stage run one list of instructions, so that the members of a ring start it in one order, as any
+//! collective. Ring attention counts as communication: no collective overlaps with it (`overlap.rs`).
 
-use crate::context::ContextAttention;
+use crate::context::Context;
+use crate::extent::Extent;
 use crate::kernel::{Attention, Direction};
-use crate::{DType, Dim};
+use crate::ring::RingScratch;
+use crate::{Axis, DType, Dim};
 
 use super::error::{CheckResult, ensure};
 use super::lattice::{
@@ -33,19 +38,48 @@ pub(super) fn transfer(
     ensure(attention.window.is_none_or(hides_keys), || {
         format!("has a window that hides no key of {} tokens, or all", attention.length)
     })?;
-    match attention.direction {
+    check_ring(operands.checker.context, attention)?;
+    let scratch_count = if attention.rotation().is_some() { 2 } else { 0 };
+    let mut writes = match attention.direction {
         Direction::Forward => {
             let inputs = operands.reads.len();
-            operands.check_arity(1..=3, 2)?;
-            forward(operands, attention, inputs)
+            operands.check_arity(1..=3, 2 + scratch_count)?;
+            forward(operands, attention, inputs)?
         }
         Direction::Backward => {
-            let inputs = operands.instr.writes.len();
+            let inputs = operands.instr.writes.len().saturating_sub(scratch_count);
             ensure((1..=3).contains(&inputs), || "needs one to three inputs".into())?;
-            operands.check_arity(inputs + 3..=inputs + 3, inputs)?;
-            backward(operands, attention, inputs)
+            operands.check_arity(inputs + 3..=inputs + 3, inputs + scratch_count)?;
+            backward(operands, attention, inputs)?
         }
-    }
+    };
+    // The sizes of the attention are those of its operands, as the transfer functions above have checked.
+    let scratch = attention.ring_scratch().map(|RingScratch { keys, sums }| [keys, sums]);
+    let tokens = operands.reads[0].with_value(AbstractValue::Zero);
+    writes.extend(scratch.into_iter().flatten().map(|Extent { columns, dtype, .. }| {
+        OperandWrite {
+            state: AbstractState { columns: ShardedExtent::whole(columns), dtype, ..tokens },
+            target: WriteTarget::Scratch,
+        }
+    }));
+    Ok(writes)
+}
+
+/// Checks that keys and values rotate over the context axis if and only if the context says so.
+fn check_ring(context: &Context, attention: &Attention) -> CheckResult {
+    let expected = context.rotates_keys().then(|| context.mesh.group(Axis::Context));
+    ensure(attention.ring == expected, || {
+        format!(
+            "rotates keys and values over {:?}, but the context says {expected:?}",
+            attention.ring
+        )
+    })?;
+    ensure(expected.is_none() || attention.window.is_none(), || {
+        "rotates keys and values within a sliding window".into()
+    })?;
+    ensure(expected.is_none() || !context.overlap_microbatch_pairs, || {
+        "rotates keys and values in a pass of two microbatches, whose collectives overlap with computation".into()
+    })
 }
 
 /// States of output and log-sum-exp.
@@ -94,7 +128,7 @@ fn result_states(
             )
         })?;
     }
-    let gathered = attention.query_parts > 1;
+    let gathered = attention.query_parts > 1 && attention.ring.is_none();
     let keys_over_context = if gathered { ContextPart::Whole } else { q.over_context };
     for state in &operands.reads[1..inputs] {
         ensure(state.rows == q.rows && state.over_context == keys_over_context, || {
@@ -122,7 +156,7 @@ fn check_tokens(operands: &InstrOperands, attention: &Attention, q: &AbstractSta
         ContextPart::Positions => context.mesh.context,
         _ => 1,
     };
-    let has_all_keys = query_parts == 1 || context.context_attention == ContextAttention::Gather;
+    let has_all_keys = query_parts == 1 || context.context_attention.is_zigzag();
     ensure(q.rows.sharded != Some(Dim::Position) && has_all_keys, || {
         "reads tokens sharded by position, but every position attends to all before it".into()
     })?;
@@ -157,7 +191,7 @@ fn forward(
     let (output, log_sum_exp) = result_states(operands, attention, inputs)?;
     let values = (0..inputs).map(|port| operands.value(port)).collect::<CheckResult<_>>()?;
     let kind = ForwardOpKind::Attention { window: attention.window };
-    let outputs = operands.apply(kind, values)?;
+    let outputs = operands.apply_to(kind, values, 0..2)?;
     let fresh = |state, target| OperandWrite { state, target };
     Ok(vec![
         fresh(output.with_value(AbstractValue::Value(outputs[0])), WriteTarget::Fresh),

@@ -97,6 +97,8 @@ pub(super) enum WriteTarget {
     InPlace(usize),
     /// Either of them.
     FreshOrInPlace(usize),
+    /// A buffer that the instruction does not read, whose contents no other instruction may read.
+    Scratch,
 }
 
 impl ShardedExtent {

@@ -291,7 +291,7 @@ impl<'a> StageChecker<'a> {
                 |port: usize| instr.reads.get(port).is_some_and(|r| r.buffer == access.buffer);
             let fresh = !instr.reads.iter().any(|read| read.buffer == access.buffer);
             let allowed = match target {
-                WriteTarget::Fresh => fresh,
+                WriteTarget::Fresh | WriteTarget::Scratch => fresh,
                 WriteTarget::InPlace(port) => in_place(port),
                 WriteTarget::FreshOrInPlace(port) => fresh || in_place(port),
             };
@@ -318,7 +318,11 @@ impl<'a> StageChecker<'a> {
             let table = self.reads_transposed_table(instr, 1)
                 && matches!(state.value, AbstractValue::Gradient { .. });
             let state = if table { state.transposed() } else { state };
-            self.write(at, instr, access.buffer, BufferContents::Tensor(state))?;
+            let contents = match target {
+                WriteTarget::Scratch => BufferContents::Unwritten,
+                _ => BufferContents::Tensor(state),
+            };
+            self.write(at, instr, access.buffer, contents)?;
         }
         Ok(())
     }

@@ -67,6 +67,11 @@ impl Plan {
             let problem = "is set, but without a tensor or a context axis passes have no collectives to overlap";
             defect(problem.into(), omit);
         }
+        if self.mesh.context > 1 && self.context_attention == ContextAttention::Ring {
+            let problem = "is set together with the context_attention `ring`, whose transfers overlap with attention to \
+                           the keys before";
+            defect(problem.into(), "exchange or gather, or no pairs");
+        }
         let multiple = self.schedule.paired_microbatch_multiple(self.mesh.pipeline);
         if !microbatches.is_multiple_of(multiple) {
             let problem = format!(
@@ -128,7 +133,7 @@ impl Plan {
         if !self.context_attention.divides_positions(&self.mesh, length) {
             let chunks = match self.context_attention {
                 ContextAttention::Exchange => "evenly",
-                ContextAttention::Gather => "into two equal chunks each",
+                ContextAttention::Gather | ContextAttention::Ring => "into two equal chunks each",
             };
             let problem = format!(
                 "{} devices do not divide the {length} positions of a sequence {chunks}",

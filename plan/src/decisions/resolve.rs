@@ -72,6 +72,11 @@ impl Plan {
         if !context.context_attention.divides_heads(&context.mesh, model) {
             return Err(heads_do_not_divide(&context, model).into());
         }
+        if let Some(window) = model.least_window(context.workload.sequence_length)
+            && context.rotates_keys()
+        {
+            return Err(ring_in_window(window).into());
+        }
         if context.loro_every.is_some()
             && let Some(ExactStepObstacle { reason, hint }) = model.exact_step_obstacle()
         {
@@ -162,7 +167,9 @@ fn heads_do_not_divide(context: &Context, model: &Model) -> Defect {
             "tensor × context",
             "a smaller context or tensor axis, or the context_attention `gather`",
         ),
-        ContextAttention::Gather => ("mesh.tensor", "tensor", "a smaller tensor axis"),
+        ContextAttention::Gather | ContextAttention::Ring => {
+            ("mesh.tensor", "tensor", "a smaller tensor axis")
+        }
     };
     let problem = format!(
         "attention divides {} query heads and {} KV heads evenly over {axes} = {} devices",
@@ -171,6 +178,13 @@ fn heads_do_not_divide(context: &Context, model: &Model) -> Defect {
         context_attention.head_parts(mesh)
     );
     Defect::new(field, problem).hint(hint)
+}
+
+fn ring_in_window(window: u64) -> Defect {
+    let problem = format!(
+        "`ring` passes all keys around, but a sliding window of {window} keys hides most of them"
+    );
+    Defect::new("context_attention", problem).hint("gather")
 }
 
 fn sequence_too_long(context: &Context, model: &Model) -> Defect {

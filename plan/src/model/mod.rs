@@ -373,6 +373,12 @@ impl Block {
 }
 
 impl Model {
+    /// The least number of keys of a query in a sliding window that hides keys of sequences of `length` tokens; `None`
+    /// where none does.
+    pub fn least_window(&self, length: u64) -> Option<u64> {
+        self.blocks.iter().filter_map(|block| block.attention.window(length)).min()
+    }
+
     /// Number of parameters; a tied embedding counts once.
     pub fn parameters(&self) -> u64 {
         let embeddings = self.vocab * self.hidden * if self.tied { 1 } else { 2 };

@@ -17,7 +17,8 @@ pub enum Action {
     /// A GEMM. Reads the left and right operand, writes the result.
     Gemm(GemmOp),
     /// Causal attention. Forward reads q, k, v and writes output, log-sum-exp; backward reads
-    /// q, k, v, output, log-sum-exp, output gradient and writes the gradients of q, k, v.
+    /// q, k, v, output, log-sum-exp, output gradient and writes the gradients of q, k, v. Ring attention also writes its
+    /// scratch memory: keys and values in flight, then sums.
     Attention(Attention),
     /// A fused element-wise or reduction pass.
     Fused(FusedOp),
@@ -146,9 +147,13 @@ pub struct P2pTransfer {
 }
 
 impl Action {
-    /// Whether this is a collective or a transfer.
+    /// Whether this is a collective, a transfer, or ring attention, which is computation too.
     pub fn is_communication(&self) -> bool {
-        matches!(self, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
+        match self {
+            Action::Collective(_) | Action::Send(_) | Action::Receive(_) => true,
+            Action::Attention(attention) => attention.rotation().is_some(),
+            Action::Gemm(_) | Action::Fused(_) => false,
+        }
     }
 
     /// Whether this is the GEMM of a weight gradient.

@@ -68,6 +68,11 @@ impl StageProgram {
             Action::Send(p2p) | Action::Receive(p2p) => {
                 let _ = write!(line, " [stage {}]", p2p.peer_stage);
             }
+            Action::Attention(attention) => {
+                if let Some(ring) = attention.rotation() {
+                    let _ = write!(line, " [{} ring of {}]", ring.axis.name(), ring.size);
+                }
+            }
             _ => {}
         }
         line

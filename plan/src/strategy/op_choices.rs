@@ -108,19 +108,20 @@ fn latent_choices(latent: &LatentOp, devices: u64, choices: &mut ChoiceList) {
 }
 
 /// The strategy of attention on a context axis. Every position attends to all before it, so that the devices of the
-/// axis exchange positions for heads, or gather keys and values. Queries that are a part of the same tensor cannot
-/// stay.
+/// axis exchange positions for heads, gather keys and values, or pass them around within attention. Where they are
+/// gathered, queries that are a part of the same tensor cannot stay.
 fn context_attention_choice(
     segment: &Segment,
     node: &OpNode,
     context: &Context,
     choices: &mut ChoiceList,
 ) {
+    let by_position = context.heads_by_position();
+    let queries = EdgeLayout::new(by_position, by_position);
     match context.context_attention {
         ContextAttention::Exchange => choices.uniform(Strategy::Heads, EdgeLayout::HEADS),
+        ContextAttention::Ring => choices.uniform(Strategy::Heads, queries),
         ContextAttention::Gather if has_separate_query(segment, node) => {
-            let by_position = context.heads_by_position();
-            let queries = EdgeLayout::new(by_position, by_position);
             let mut inputs = vec![EdgeLayout::GATHERED; node.inputs.len()];
             inputs[0] = queries;
             choices.add(Strategy::Heads, inputs, vec![queries]);

@@ -75,6 +75,14 @@ impl Communicator for TcpCommunicator {
         self.channel.end(&pending);
         Ok(volume)
     }
+
+    fn shift(&self, source: &[f32], target: &mut [f32]) -> Result<(), ClusterError> {
+        let pending = self.channel.begin(WireOp::Shift, source.len());
+        let call = CollectiveCall { group: self, pending, elements: source.len() };
+        call.shift(source, target).map_err(|fault| self.channel.error(fault))?;
+        self.channel.end(&pending);
+        Ok(())
+    }
 }
 
 /// Combines elements with the accumulator; the first operand initialises it.
@@ -228,6 +236,22 @@ impl CollectiveCall<'_> {
         // Every member ends with a shard of this size.
         let shard = received + self.own_shard().len();
         Ok(CollectiveVolume { whole: shard * self.group.members.len(), received })
+    }
+
+    fn shift(&self, source: &[f32], target: &mut [f32]) -> Result<(), ClusterFault> {
+        let TcpCommunicator { own_index, members, channel, .. } = self.group;
+        let [next, previous] =
+            [1, members.len() - 1].map(|offset| &members[(own_index + offset) % members.len()]);
+        // A group of one has no peer.
+        let (Some(next), Some(previous)) = (next, previous) else {
+            target.copy_from_slice(source);
+            return Ok(());
+        };
+        channel.send(next, &self.pending, std::iter::once(bytemuck::cast_slice(source)))?;
+        let frame = channel.receive(previous, &self.pending, Some(target.len()))?;
+        target.copy_from_slice(frame.elements());
+        previous.recycle(frame);
+        Ok(())
     }
 }
 

@@ -9,6 +9,8 @@ use narrows_plan::program::{CollectiveFunction, Reduction};
 pub(crate) enum WireOp {
     /// A collective.
     Collective(CollectiveFunction),
+    /// A shift around a ring.
+    Shift,
     /// The sending side of a transfer.
     Send,
     /// The receiving side of a transfer.
@@ -21,7 +23,7 @@ pub(crate) enum WireOp {
 
 impl WireOp {
     /// One operation for each code.
-    const ALL: [WireOp; 8] = [
+    const ALL: [WireOp; 9] = [
         WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Sum)),
         WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Maximum)),
         WireOp::Collective(CollectiveFunction::ReduceScatter),
@@ -30,6 +32,7 @@ impl WireOp {
         WireOp::Send,
         WireOp::ControlExchange,
         WireOp::Gather,
+        WireOp::Shift,
     ];
 
     /// The code in frame headers. A send and its receive have the same.
@@ -43,6 +46,7 @@ impl WireOp {
             WireOp::Send | WireOp::Receive => 5,
             WireOp::ControlExchange => 7,
             WireOp::Gather => 8,
+            WireOp::Shift => 9,
         }
     }
 
@@ -61,6 +65,7 @@ impl WireOp {
             WireOp::Collective(CollectiveFunction::ReduceScatter) => "reduce-scatter",
             WireOp::Collective(CollectiveFunction::AllGather) => "all-gather",
             WireOp::Collective(CollectiveFunction::AllToAll) => "all-to-all",
+            WireOp::Shift => "shift",
             WireOp::Send => "send",
             WireOp::Receive => "receive",
             WireOp::ControlExchange => "control exchange",

@@ -125,6 +125,21 @@ impl Communicator for SharedMemoryCommunicator {
         group.barrier.wait(&self.abort)?;
         Ok(volume)
     }
+
+    fn shift(&self, source: &[f32], target: &mut [f32]) -> Result<(), ClusterError> {
+        assert_eq!(source.len(), target.len(), "operand sizes differ");
+        let (group, rank) = (&*self.group, self.rank);
+        let operands = PublishedOperands::new(CollectiveOperands::OutOfPlace { source, target });
+        *group.operands[rank].lock().unwrap_or_else(PoisonError::into_inner) = operands;
+        group.barrier.wait(&self.abort)?;
+        let previous = group.operands((rank + group.size() - 1) % group.size());
+        assert_eq!(previous.len, operands.len, "operand sizes differ");
+        // SAFETY: all members published operands of the same length. Before the next barrier, members read sources and
+        // write their own targets only, which no member reads.
+        unsafe { std::ptr::copy(previous.source, operands.target, operands.len) };
+        group.barrier.wait(&self.abort)?;
+        Ok(())
+    }
 }
 
 impl SharedMemoryGroup {
@@ -284,6 +299,28 @@ mod tests {
         assert_eq!(run(&inputs, 4, ALL_GATHER, true), [[1.0, 2.0, 30.0, 40.0]; 2]);
         let exchanged = run(&inputs, 4, ALL_TO_ALL, false);
         assert_eq!(exchanged, [[1.0, 2.0, 10.0, 20.0], [3.0, 4.0, 30.0, 40.0]]);
+    }
+
+    #[test]
+    fn shifts_move_operands_to_the_next_member() {
+        for size in [1, 2, 3] {
+            let group = Arc::new(SharedMemoryGroup::new(size));
+            let abort = Arc::new(AbortFlag::default());
+            std::thread::scope(|scope| {
+                for rank in 0..size {
+                    let (group, abort) = (group.clone(), abort.clone());
+                    let communicator = SharedMemoryCommunicator { group, rank, abort };
+                    scope.spawn(move || {
+                        let (mut part, mut arriving) = ([rank as f32; 3], [f32::NAN; 3]);
+                        for step in 1..=2 * size {
+                            communicator.shift(&part, &mut arriving).unwrap();
+                            std::mem::swap(&mut part, &mut arriving);
+                            assert_eq!(part, [((rank + 2 * size - step) % size) as f32; 3]);
+                        }
+                    });
+                }
+            });
+        }
     }
 
     #[test]

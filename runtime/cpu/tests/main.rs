@@ -5,5 +5,6 @@ mod cached_model;
 mod cpu;
 mod exact_report;
 mod measure;
+mod ring;
 mod run_plan;
 mod unusual;

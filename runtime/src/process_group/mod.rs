@@ -112,6 +112,13 @@ pub trait Communicator: Send + Sync {
         operands: CollectiveOperands,
         function: CollectiveFunction,
     ) -> Result<CollectiveVolume, ClusterError>;
+
+    /// Sends `source` to the next member, from the last one to the first, and receives that of the member before to
+    /// `target`. All members pass slices of one length.
+    ///
+    /// # Errors
+    /// A member is gone, late, or in another collective.
+    fn shift(&self, source: &[f32], target: &mut [f32]) -> Result<(), ClusterError>;
 }
 
 /// Operands of one member of a collective.

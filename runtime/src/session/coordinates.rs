@@ -78,10 +78,11 @@ impl MeshCoordinates {
     }
 }
 
-/// The device groups of a program's collectives.
+/// The device groups of a program's collectives, and of ring attention.
 pub fn collective_groups(program: &Program) -> BTreeSet<DeviceGroup> {
     let groups = program.instructions().filter_map(|instr| match &instr.action {
         Action::Collective(collective) => Some(collective.group),
+        Action::Attention(attention) => attention.rotation(),
         _ => None,
     });
     groups.collect()

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use narrows_plan::{Context, ContextAttention};
+use narrows_plan::Context;
 
 /// Positions of each sequence of a buffer, in the order of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,15 +26,13 @@ impl PositionRuns {
     /// The positions at one place of the context axis. The order of positions is defined here alone.
     pub fn at_place(context: &Context, place: usize) -> PositionRuns {
         let count = context.positions() as usize;
-        match context.context_attention {
-            ContextAttention::Gather if context.mesh.context > 1 => {
-                let (chunk, places) = (count / 2, context.mesh.context as usize);
-                // Chunk `place` from the front, and chunk `place` from the back.
-                let gap = 2 * (places - 1 - place) * chunk;
-                PositionRuns { first: place * chunk, count, second_row: chunk, gap }
-            }
-            _ => PositionRuns::consecutive(place * count, count),
+        if !context.has_zigzag_positions() {
+            return PositionRuns::consecutive(place * count, count);
         }
+        let (chunk, places) = (count / 2, context.mesh.context as usize);
+        // Chunk `place` from the front, and chunk `place` from the back.
+        let gap = 2 * (places - 1 - place) * chunk;
+        PositionRuns { first: place * chunk, count, second_row: chunk, gap }
     }
 
     /// Position of a row.
@@ -66,12 +64,12 @@ impl PositionRuns {
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::{Mesh, Precision, Workload, Zero};
+    use narrows_plan::{ContextAttention, Mesh, Precision, Workload, Zero};
 
     use super::*;
 
     #[test]
-    fn gathered_keys_have_queries_in_zigzag_order() {
+    fn queries_that_stay_are_in_zigzag_order() {
         let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 3 };
         let workload = Workload { global_batch: 1, sequence_length: 12, micro_batch: 1 };
         let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
@@ -89,7 +87,9 @@ mod tests {
         assert_eq!(positions(ContextAttention::Exchange, 1), [4, 5, 6, 7]);
         let zigzag = [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]];
         for (place, expected) in zigzag.into_iter().enumerate() {
-            assert_eq!(positions(ContextAttention::Gather, place), expected);
+            for attention in [ContextAttention::Gather, ContextAttention::Ring] {
+                assert_eq!(positions(attention, place), expected);
+            }
         }
     }
 }

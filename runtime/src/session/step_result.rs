@@ -270,13 +270,7 @@ mod tests {
 
     #[test]
     fn messages_keep_reports() {
-        let kinds = [
-            CollectiveKind::AllReduce,
-            CollectiveKind::ReduceScatter,
-            CollectiveKind::AllGather,
-            CollectiveKind::AllToAll,
-        ];
-        let pairs = kinds.iter().flat_map(|kind| Axis::ALL.map(|axis| (*kind, axis)));
+        let pairs = CollectiveKind::ALL.iter().flat_map(|kind| Axis::ALL.map(|axis| (*kind, axis)));
         let count =
             |calls| CollectiveCount { calls, payload: Bytes(2 * calls), sent: Bytes(calls) };
         let report = DeviceReport {

@@ -20,13 +20,14 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 28] = [
+pub const MUTATIONS: [(&str, Mutation); 29] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
     ("collective of the wrong kind", change_kind),
     ("collective with the wrong reduction", change_reduction),
     ("collective over the wrong group", change_group),
+    ("ring of the wrong devices", change_ring),
     ("operand of the wrong dtype", change_operand_dtype),
     ("buffer of the wrong dtype", change_buffer_dtype),
     ("buffer overwritten early", overlap_live_buffer),
@@ -193,6 +194,24 @@ fn change_group(rng: &mut TestRng, program: &mut Program) -> Option<String> {
         _ if axis == collective.axis => return None,
         2 => collective.axis = axis,
         _ => (collective.axis, collective.group) = (axis, mesh.group(axis)),
+    }
+    Some(description)
+}
+
+/// Gives attention a ring that its context lacks, takes it away, or changes its devices.
+fn change_ring(rng: &mut TestRng, program: &mut Program) -> Option<String> {
+    let is_attention = |instr: &Instr| matches!(instr.action, Action::Attention(_));
+    let (stage, phase, at) = random_instruction(rng, program, is_attention)?;
+    let description = describe((stage, phase, at), program);
+    let (context, variant) = (program.context, rng.below(4));
+    let instr = &mut instructions_mut(&mut program.stages[stage], phase)[at];
+    let Action::Attention(attention) = &mut instr.action else { return None };
+    match (&mut attention.ring, variant) {
+        (Some(ring), 0) => ring.size += 1,
+        (Some(ring), 1) => ring.stride += 1,
+        (Some(ring), 2) => ring.axis = Axis::Data,
+        (Some(_), _) => attention.ring = None,
+        (none, _) => *none = Some(context.mesh.group(Axis::Context)),
     }
     Some(description)
 }

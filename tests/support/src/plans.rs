@@ -191,9 +191,13 @@ pub fn peek_grad_reduce_dtype(rng: &TestRng, precision: Precision) -> GradReduce
     }
 }
 
-/// Random collectives around attention on a context axis.
+/// A random form of attention on a context axis.
 pub fn peek_context_attention(rng: &TestRng) -> ContextAttention {
-    ContextAttention::ALL[usize::from(rng.peek_bit(62))]
+    match [62, 55].map(|bit| rng.peek_bit(bit)) {
+        [false, _] => ContextAttention::Exchange,
+        [true, false] => ContextAttention::Gather,
+        [true, true] => ContextAttention::Ring,
+    }
 }
 
 /// A random division of buckets of first blocks, from two bits of the next draw.
@@ -254,7 +258,13 @@ pub fn draw_case(rng: &mut TestRng, models: &[Model]) -> DrawnPlan {
 
 /// A random plan of a model in a context, or `None` when the draws lead to no consistent plan.
 pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<Plan> {
-    let attention = context.context_attention;
+    // Ring attention has no sliding windows.
+    let hides_keys = model.least_window(context.workload.sequence_length).is_some();
+    let attention = match context.context_attention {
+        ContextAttention::Ring if hides_keys => ContextAttention::Gather,
+        attention => attention,
+    };
+    let context = Context { context_attention: attention, ..context };
     let divides_positions =
         attention.divides_positions(&context.mesh, context.workload.sequence_length);
     if !attention.divides_heads(&context.mesh, model) || !divides_positions {

@@ -4,19 +4,18 @@ use crate::context::Context;
 use crate::graph::AttentionOp;
 use crate::kernel::{Attention, Direction};
 use crate::program::Action;
+use crate::ring::RingScratch;
 use crate::strategy::Strategy;
-use crate::{Dim, Layout};
+use crate::{Axis, Dim, Layout};
 
 use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand};
 
 pub(super) fn forward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
     let reads = emitter.inputs(OperandSlot::Input);
-    let writes = vec![emitter.activation(OperandSlot::Output(0)), log_sum_exp(emitter, op)];
-    InstrTemplate {
-        action: Action::Attention(kernel(emitter, op, Direction::Forward)),
-        reads,
-        writes,
-    }
+    let mut writes = vec![emitter.activation(OperandSlot::Output(0)), log_sum_exp(emitter, op)];
+    let attention = kernel(emitter, op, Direction::Forward);
+    writes.extend(scratch(&attention));
+    InstrTemplate { action: Action::Attention(attention), reads, writes }
 }
 
 pub(super) fn backward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
@@ -26,12 +25,17 @@ pub(super) fn backward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
         log_sum_exp(emitter, op),
         emitter.activation(OperandSlot::OutputGradient(0)),
     ]);
-    let writes = emitter.inputs(OperandSlot::InputGradient);
-    InstrTemplate {
-        action: Action::Attention(kernel(emitter, op, Direction::Backward)),
-        reads,
-        writes,
-    }
+    let mut writes = emitter.inputs(OperandSlot::InputGradient);
+    let attention = kernel(emitter, op, Direction::Backward);
+    writes.extend(scratch(&attention));
+    InstrTemplate { action: Action::Attention(attention), reads, writes }
+}
+
+/// The scratch memory of ring attention.
+fn scratch(attention: &Attention) -> impl Iterator<Item = TemplateOperand> + use<> {
+    let scratch = attention.ring_scratch().map(|RingScratch { keys, sums }| [keys, sums]);
+    let operand = |(n, extent)| TemplateOperand { slot: OperandSlot::Temporary(n), extent };
+    (0..).zip(scratch.into_iter().flatten()).map(operand)
 }
 
 /// Query heads and KV heads on one device.
@@ -58,6 +62,8 @@ fn kernel(emitter: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attent
         _ => workload.micro_batch,
     };
     let (heads, kv_heads) = heads(emitter, op);
+    let mesh = &emitter.context.mesh;
+    let parts = if emitter.context.has_zigzag_positions() { mesh.context } else { 1 };
     Attention {
         direction,
         sequences,
@@ -67,6 +73,7 @@ fn kernel(emitter: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attent
         head_dim: op.head_dim,
         input: emitter.context.compute_dtype(),
         window: op.mask.window(workload.sequence_length),
-        query_parts: if emitter.context.gathers_keys() { emitter.context.mesh.context } else { 1 },
+        query_parts: parts,
+        ring: emitter.context.rotates_keys().then(|| mesh.group(Axis::Context)),
     }
 }

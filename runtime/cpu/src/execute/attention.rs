@@ -6,6 +6,7 @@ use narrows_plan::program::Access;
 use narrows_runtime::ScheduledInstruction;
 
 use super::operands::{view, view_mut, with_scratch};
+use super::ring_attention;
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{
@@ -14,8 +15,8 @@ use crate::kernels::{
 };
 
 /// The columns of queries, keys and values, counted over all operands.
-struct HeadColumns {
-    shape: AttentionShape,
+pub(super) struct HeadColumns {
+    pub shape: AttentionShape,
     /// Columns of all queries.
     query_width: usize,
     /// Columns of all keys, including those that this device does not use.
@@ -29,6 +30,9 @@ pub(crate) fn run(
     scheduled: &ScheduledInstruction,
     attention: &Attention,
 ) -> Result<(), StopReason> {
+    if let Some(group) = attention.rotation() {
+        return ring_attention::run(device, scheduled, attention, group);
+    }
     let parallel = device.parallel;
     let backward = attention.direction == Direction::Backward;
     let inputs = if backward { scheduled.instr.writes.len() } else { scheduled.instr.reads.len() };
@@ -58,7 +62,11 @@ pub(crate) fn run(
     })
 }
 
-fn head_columns(device: &CpuDevice, accesses: &[Access], attention: &Attention) -> HeadColumns {
+pub(super) fn head_columns(
+    device: &CpuDevice,
+    accesses: &[Access],
+    attention: &Attention,
+) -> HeadColumns {
     let head_dim = attention.head_dim as usize;
     let shape = AttentionShape {
         sequences: attention.sequences as usize,
@@ -91,7 +99,7 @@ impl HeadColumns {
     }
 
     /// q, k and v.
-    fn split<'a>(&self, accesses: &[Access], operands: &[&'a [f32]; 3]) -> [MatrixView<'a>; 3] {
+    pub fn split<'a>(&self, accesses: &[Access], operands: &[&'a [f32]; 3]) -> [MatrixView<'a>; 3] {
         self.columns().map(|(first, count)| {
             let (operand, first) = locate(accesses, first);
             view(operands[operand], accesses[operand].extent).column_range(first, count)
@@ -99,7 +107,7 @@ impl HeadColumns {
     }
 
     /// The gradients of q, k and v. Zeroes those of the keys and values that are not used.
-    fn split_mut<'a>(
+    pub fn split_mut<'a>(
         &self,
         accesses: &[Access],
         operands: [Option<&'a mut [f32]>; 3],

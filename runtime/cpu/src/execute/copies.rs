@@ -37,7 +37,7 @@ pub(crate) fn run(
         positions: tokens.positions.count,
         sections,
         dim,
-        is_zigzag: axis == Axis::Context && device.program.context.gathers_keys(),
+        is_zigzag: axis == Axis::Context && device.program.context.has_zigzag_positions(),
         shards: device.program.context.axis_size(axis) as usize,
     };
     let shard = device.coordinates.tensor as usize;

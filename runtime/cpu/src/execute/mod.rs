@@ -12,6 +12,7 @@ mod latent_crossing;
 mod operands;
 mod optimizer;
 mod qk_norm;
+mod ring_attention;
 mod rms_norm;
 mod step;
 mod transfer;

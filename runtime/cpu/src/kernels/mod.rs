@@ -41,7 +41,7 @@ mod testing;
 
 pub use attention::{
     AttentionGradients, AttentionSaved, AttentionShape, CachedAttention, attention_backward,
-    attention_cached, attention_forward, cached_attention_scratch_elements,
+    attention_cached, attention_forward, cached_attention_scratch_elements, merge_outputs,
 };
 pub use bias::{bias_backward, bias_forward};
 pub use elementwise::add;

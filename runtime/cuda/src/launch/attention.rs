@@ -155,15 +155,11 @@ fn key_rows(op: &Attention) -> u64 {
 /// Positions of the queries of a sequence.
 fn query_positions(site: &InstrSite<'_, &Attention>) -> PositionRuns {
     let (op, LaunchContext { context, coordinates, .. }) = (site.op, site.device);
-    match context.context_attention {
-        ContextAttention::Gather if op.query_parts > 1 => {
-            let place = coordinates.position(Axis::Context, &context.mesh) as usize;
-            PositionRuns::at_place(context, place)
-        }
-        ContextAttention::Exchange | ContextAttention::Gather => {
-            PositionRuns::consecutive(0, op.length as usize)
-        }
+    if op.query_parts == 1 {
+        return PositionRuns::consecutive(0, op.length as usize);
     }
+    let place = coordinates.position(Axis::Context, &context.mesh) as usize;
+    PositionRuns::at_place(context, place)
 }
 
 /// Locates queries, keys and values in these operands.

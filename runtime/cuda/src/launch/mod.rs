@@ -77,6 +77,9 @@ pub fn kernel_launches(
 ) -> Result<Launches, UnsupportedInstr> {
     let launches = match &scheduled.instr.action {
         Action::Fused(op) => fused_op(&InstrSite { device, scheduled, op: *op }),
+        Action::Attention(op) if op.rotation().is_some() => {
+            Err("the plan has the context_attention `ring`, which only CPUs run".into())
+        }
         Action::Attention(op) => attention::launches(&InstrSite { device, scheduled, op }),
         other => Err(format!("`{}` is neither a fused op nor attention", other.name())),
     };

@@ -73,6 +73,7 @@ fn problem(
         input,
         window,
         query_parts: 1,
+        ring: None,
     };
     AttentionProblem {
         op,

@@ -71,6 +71,10 @@ impl Communicator for DisturbedCommunicator {
             Disturbance::Fault(_) | Disturbance::Panic(_) => self.inner.run(operands, function),
         }
     }
+
+    fn shift(&self, source: &[f32], target: &mut [f32]) -> Result<(), ClusterError> {
+        self.inner.shift(source, target)
+    }
 }
 
 /// A session of a plan, with its engine.

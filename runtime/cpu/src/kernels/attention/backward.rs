@@ -169,8 +169,9 @@ fn run_head(
         let mut row_dots = [0.0; TILE_QUERIES];
         dispatch_simd::<RowDots, _>((out, dout, &mut row_dots[..queries]));
         let start = TileMask::first_key(shape, first_query);
-        for first_key in (start..first_query + queries).step_by(TILE_KEYS) {
-            let keys = TILE_KEYS.min(first_query + queries - first_key);
+        let end = (first_query + queries).min(shape.length);
+        for first_key in (start..end).step_by(TILE_KEYS) {
+            let keys = TILE_KEYS.min(end - first_key);
             let k = inputs.k.row_range(first_key, keys);
             let [k_transposed, v_transposed] = [inputs.k_transposed, inputs.v_transposed]
                 .map(|view| view.column_range(first_key, keys));

@@ -103,8 +103,9 @@ fn run_head(
         let mut rows = [RunningSoftmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; TILE_QUERIES];
         let rows = &mut rows[..queries];
         let start = TileMask::first_key(shape, first_query);
-        for first_key in (start..first_query + queries).step_by(TILE_KEYS) {
-            let keys = TILE_KEYS.min(first_query + queries - first_key);
+        let end = (first_query + queries).min(shape.length);
+        for first_key in (start..end).step_by(TILE_KEYS) {
+            let keys = TILE_KEYS.min(end - first_key);
             let tile = &mut tile[..queries * keys];
             let s = MatrixViewMut::new(tile, queries, keys);
             let k = k_transposed.column_range(first_key, keys);

@@ -18,6 +18,7 @@
 mod backward;
 mod cached;
 mod forward;
+mod merge;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -25,4 +26,5 @@ mod tiles;
 pub use backward::{AttentionGradients, AttentionSaved, attention_backward};
 pub use cached::{CachedAttention, attention_cached, cached_attention_scratch_elements};
 pub use forward::attention_forward;
+pub use merge::merge_outputs;
 pub use tiles::AttentionShape;

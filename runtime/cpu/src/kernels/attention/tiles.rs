@@ -16,9 +16,9 @@ pub(crate) const TILE_KEYS: usize = 256;
 pub struct AttentionShape {
     /// Number of sequences.
     pub sequences: usize,
-    /// Tokens of a sequence, each with a key.
+    /// Tokens of a sequence with keys, of consecutive positions from 0.
     pub length: usize,
-    /// Positions of the queries of a sequence.
+    /// Positions of the queries of a sequence, also after those of all keys where these are a part of the keys.
     pub queries: PositionRuns,
     /// Query heads.
     pub heads: usize,
@@ -26,7 +26,7 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Features of a head, w.
     pub head_dim: usize,
-    /// Keys that a query attends to, at most; the length of a sequence where there is no sliding window.
+    /// Keys that a query attends to, at most; no fewer than the positions of a sequence where there is no sliding window.
     pub window: usize,
 }
 

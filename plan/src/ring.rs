@@ -1,0 +1,218 @@
+//! Ring attention: [`Attention`] whose keys and values rotate around a device group.
+//!
+//! Of 2C chunks of c = S/(2C) positions, device i has the chunks i and 2C − 1 − i. In step t it has the keys and values
+//! of device j = (i − t) mod C, and sends them on to device i + 1 meanwhile:
+//!
+//! - j = i: its own two chunks, a causal square of 2c queries, c(2c + 1) scores;
+//! - j < i: both chunks of queries see all of chunk j and nothing of chunk 2C − 1 − j, 2c² scores;
+//! - j > i: the later chunk of queries sees both chunks of keys, 2c² scores.
+//!
+//! So all devices have equal work in every step. The step is priced as the causal square. Outputs of steps are merged by
+//! their log-sum-exp. In the backward pass the gradients of keys and values follow them in fp32, one step behind: each
+//! device adds its contribution to those that arrive, and after C shifts they are at home.
+
+use crate::extent::Extent;
+use crate::kernel::{
+    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Kernel,
+};
+use crate::mesh::DeviceGroup;
+use crate::{Bytes, DType};
+
+/// Parts of keys and values in flight: one that is sent, and one that arrives.
+pub const RING_KEY_PARTS: u64 = 2;
+
+/// Gradients of parts in flight: sums that are sent, sums that arrive, and the contributions of a step.
+pub const RING_GRADIENT_PARTS: u64 = 3;
+
+/// Steps of a ring with the same kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingSteps {
+    /// Number of steps.
+    pub count: u64,
+    /// Attention to the keys of a part, and what merges its results.
+    pub computation: Vec<Kernel>,
+    /// The shift beside the computation.
+    pub shift: Option<Collective>,
+}
+
+/// Scratch memory of ring attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingScratch {
+    /// Keys and values in flight.
+    pub keys: Extent,
+    /// Results of a step, their sums where outputs are not fp32, and travelling gradients.
+    pub sums: Extent,
+}
+
+impl Attention {
+    /// The devices around which keys and values rotate; `None` for one device.
+    pub fn rotation(&self) -> Option<DeviceGroup> {
+        self.ring.filter(|ring| ring.size > 1)
+    }
+
+    /// Columns of the keys and values of a device.
+    pub fn key_columns(&self) -> u64 {
+        2 * self.kv_heads * self.head_dim
+    }
+
+    /// Scratch memory on a device; `None` where no keys rotate.
+    pub fn ring_scratch(&self) -> Option<RingScratch> {
+        self.rotation()?;
+        let (outputs, keys) = (self.heads * self.head_dim, self.key_columns());
+        // Sums in another format than fp32 have a copy.
+        let copies = if self.input == DType::F32 { 1 } else { 2 };
+        let columns = match self.direction {
+            Direction::Forward => copies * outputs + self.heads,
+            Direction::Backward => copies * outputs + RING_GRADIENT_PARTS * keys,
+        };
+        let rows = self.sequences * self.queries();
+        Some(RingScratch {
+            keys: Extent { rows, columns: RING_KEY_PARTS * keys, dtype: self.input },
+            sums: Extent { rows, columns, dtype: DType::F32 },
+        })
+    }
+
+    /// The steps of a ring in their order; `None` where no keys rotate.
+    pub fn ring_steps(&self) -> Option<Vec<RingSteps>> {
+        let group = self.rotation()?;
+        let rows = self.sequences * self.queries();
+        let shift = |dtypes: &[DType]| {
+            let bytes: Bytes = dtypes.iter().map(|d| d.bytes(rows * self.key_columns())).sum();
+            Some(Collective { kind: CollectiveKind::Shift, payload: bytes * group.size, group })
+        };
+        let (keys, gradients) = (self.input, DType::F32);
+        let attention = Kernel::Attention(Attention {
+            length: self.queries(),
+            query_parts: 1,
+            ring: Some(DeviceGroup { size: 1, ..group }),
+            ..self.clone()
+        });
+        let first = vec![attention.clone()];
+        let later = vec![attention, self.ring_merge(rows)];
+        let steps = |count, computation: &[Kernel], shift| RingSteps {
+            count,
+            computation: computation.to_vec(),
+            shift,
+        };
+        let between = group.size - 2;
+        Some(match self.direction {
+            Direction::Forward => vec![
+                steps(1, &first, shift(&[keys])),
+                steps(between, &later, shift(&[keys])),
+                steps(1, &later, None),
+            ],
+            Direction::Backward => vec![
+                steps(1, &first, shift(&[keys])),
+                steps(between, &later, shift(&[keys, gradients])),
+                steps(1, &later, shift(&[gradients])),
+                steps(1, &[], shift(&[gradients])),
+            ],
+        })
+    }
+
+    /// Bytes that a device sends to its neighbour, and the number of shifts.
+    pub fn ring_shifts(&self) -> Vec<(u64, Collective)> {
+        let steps = self.ring_steps().into_iter().flatten();
+        steps.filter_map(|steps| Some((steps.count, steps.shift?))).collect()
+    }
+
+    /// The kernel that merges the results of a step: sums are read and written, results of the step are read.
+    fn ring_merge(&self, rows: u64) -> Kernel {
+        let columns = match self.direction {
+            Direction::Forward => self.heads * (self.head_dim + 1),
+            Direction::Backward => self.heads * self.head_dim + self.key_columns(),
+        };
+        let traffic = DType::F32.bytes(rows * columns) * 3;
+        Kernel::Fused(FusedKernel {
+            kind: FusedKind::Add,
+            traffic,
+            unfused_traffic: traffic,
+            unfused_launches: 1,
+            parameters: 1,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Axis;
+
+    /// Scores of the queries of chunk a that see keys of chunk b, of `size` positions each.
+    fn scores(size: u64, a: u64, b: u64) -> u64 {
+        let queries = a * size..(a + 1) * size;
+        queries.map(|query| (query + 1).clamp(b * size, (b + 1) * size) - b * size).sum()
+    }
+
+    #[test]
+    fn devices_have_equal_work_in_every_step() {
+        for (places, size) in [(2, 1), (2, 3), (3, 4), (5, 2), (8, 3)] {
+            let chunks = |place: u64| [place, 2 * places - 1 - place];
+            let mut all = 0;
+            for step in 0..places {
+                let of_place = |place: u64| -> u64 {
+                    let owner = (place + places - step) % places;
+                    let pairs = chunks(place).into_iter();
+                    let pairs = pairs.flat_map(|a| chunks(owner).map(|b| scores(size, a, b)));
+                    pairs.sum()
+                };
+                let square = size * (2 * size + u64::from(step == 0));
+                assert!((0..places).all(|place| of_place(place) == square), "{places}, {step}");
+                all += square;
+            }
+            let attention = attention(Direction::Forward, places, 2 * places * size);
+            assert_eq!(attention.scores(), all as f64);
+        }
+    }
+
+    fn attention(direction: Direction, places: u64, length: u64) -> Attention {
+        Attention {
+            direction,
+            sequences: 3,
+            length,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            input: DType::Bf16,
+            window: None,
+            query_parts: places,
+            ring: Some(DeviceGroup { axis: Axis::Context, size: places, stride: 1 }),
+        }
+    }
+
+    /// Keys and values move C − 1 times, their gradients C times.
+    #[test]
+    fn parts_visit_every_device_and_gradients_come_home() {
+        for places in [2, 3, 8] {
+            let elements = 3 * 16 * 2 * 2 * 8;
+            for (direction, expected) in [
+                (Direction::Forward, (places - 1) * elements * 2),
+                (Direction::Backward, (places - 1) * elements * 2 + places * elements * 4),
+            ] {
+                let attention = attention(direction, places, 16 * places);
+                let sent: u64 = attention
+                    .ring_shifts()
+                    .iter()
+                    .map(|(count, shift)| count * shift.payload.0 / places)
+                    .sum();
+                assert_eq!(sent, expected);
+                let steps = attention.ring_steps().unwrap();
+                let computed = steps.iter().filter(|steps| !steps.computation.is_empty());
+                assert_eq!(computed.map(|steps| steps.count).sum::<u64>(), places);
+            }
+        }
+    }
+
+    #[test]
+    fn scratch_holds_parts_in_flight_and_sums() {
+        let scratch = |direction| attention(direction, 4, 64).ring_scratch().unwrap();
+        let (forward, backward) = (scratch(Direction::Forward), scratch(Direction::Backward));
+        let keys = Extent { rows: 48, columns: 2 * 32, dtype: DType::Bf16 };
+        assert_eq!((forward.keys, backward.keys), (keys, keys));
+        let sums = |columns| Extent { rows: 48, columns, dtype: DType::F32 };
+        assert_eq!(forward.sums, sums(2 * 32 + 4));
+        assert_eq!(backward.sums, sums(2 * 32 + 3 * 32));
+        let whole = Attention { ring: None, ..attention(Direction::Forward, 4, 64) };
+        assert_eq!((whole.ring_scratch(), whole.ring_steps()), (None, None));
+    }
+}
