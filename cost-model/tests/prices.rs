@@ -12,7 +12,7 @@ use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
     Transfer,
 };
-use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh, Seconds};
 
 const MESHES: [Mesh; 4] = [
     Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 },
@@ -324,6 +324,86 @@ fn windows_of_attention_are_priced_by_their_scores() {
         // Twice as many scores as those of short sequences, whose average query has half as many keys.
         assert!((1.5..2.0).contains(&(windowed / short)), "{name}: {windowed} {short}");
         assert!(windowed < full / 7.0, "{name}: {windowed} of {full}");
+    }
+}
+
+/// Each step of a ring computes attention to one part, merges the result, and is at least as long as the shift beside it.
+/// Keys move in all steps but the last, and their fp32 gradients from the second step on and once more at the end.
+#[test]
+fn rings_are_priced_step_by_step() {
+    for (name, size) in preset_names().flat_map(|name| [2, 4, 16].map(|size| (name, size))) {
+        let profile = preset(name).unwrap();
+        let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: size };
+        let prices = Prices::new(&profile, Executor::Captured, &mesh);
+        let time_s = |kernel: Kernel| prices.kernel_time(&kernel).0;
+        for direction in [Direction::Forward, Direction::Backward] {
+            let (tokens, heads, kv_heads, head_dim) = (2 * 4096, 16, 4, 128);
+            let group = mesh.group(Axis::Context);
+            let attention = |size, length| {
+                Kernel::Attention(Attention {
+                    direction,
+                    sequences: 2,
+                    length,
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    input: DType::Bf16,
+                    window: None,
+                    query_parts: size,
+                    ring: Some(DeviceGroup { size, ..group }),
+                })
+            };
+            let keys = 2 * tokens * kv_heads * head_dim;
+            let shift = |bytes_per_element| {
+                let kind = CollectiveKind::Shift;
+                let payload = Bytes(keys * bytes_per_element * size);
+                Collective { kind, payload, group }
+            };
+            let shift_s = |bytes| time_s(Kernel::Collective(shift(bytes)));
+            let merged = match direction {
+                Direction::Forward => tokens * heads * (head_dim + 1),
+                Direction::Backward => tokens * heads * head_dim + keys,
+            };
+            let traffic = Bytes(12 * merged);
+            let merge_s = time_s(Kernel::Fused(FusedKernel {
+                kind: FusedKind::Add,
+                traffic,
+                unfused_traffic: traffic,
+                unfused_launches: 1,
+                parameters: 1,
+            }));
+            let first_s = time_s(attention(1, 4096));
+            let later_s = first_s + merge_s;
+            let step_s = |computation_s: f64, shift_s: f64| match prices.overlap_slowdown() {
+                Some(slowdown) => {
+                    computation_s + slowdown.exposed(Seconds(shift_s), Seconds(computation_s)).0
+                }
+                None => computation_s + shift_s,
+            };
+            let between = (size - 2) as f64;
+            let expected = match direction {
+                Direction::Forward => {
+                    step_s(first_s, shift_s(2)) + between * step_s(later_s, shift_s(2)) + later_s
+                }
+                Direction::Backward => {
+                    step_s(first_s, shift_s(2))
+                        + between * step_s(later_s, shift_s(2 + 4))
+                        + step_s(later_s, shift_s(4))
+                        + shift_s(4)
+                }
+            };
+            let time = time_s(attention(size, 4096 * size));
+            assert!((time / expected - 1.0).abs() < 1e-12, "{name}, {size}: {time}, {expected}");
+            assert!(time >= size as f64 * first_s, "{name}, {size}");
+        }
+        // A shift is a transfer to the neighbour.
+        let group = mesh.group(Axis::Context);
+        let (payload, kind) = (Bytes(size << 20), CollectiveKind::Shift);
+        let shift = Kernel::Collective(Collective { kind, payload, group });
+        let transfer = Kernel::Transfer(Transfer { bytes: Bytes(1 << 20), group });
+        if profile.file().measured.is_none() {
+            assert_eq!(prices.kernel_time(&shift), prices.kernel_time(&transfer), "{name}");
+        }
     }
 }
 

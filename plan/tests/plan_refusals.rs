@@ -1,6 +1,6 @@
 //! What a plan refuses before it is resolved against a model.
 
-use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
+use narrows_plan::{Context, ContextAttention, Mesh, Plan, Precision, Workload, Zero};
 use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models};
 
 /// Sets a field of a plan to a value.
@@ -61,4 +61,35 @@ fn pairs_of_microbatches_are_refused_where_they_overlap_nothing_or_do_not_divide
             "{defects}"
         );
     }
+}
+
+#[test]
+fn rings_are_refused_in_pairs_of_microbatches_and_within_sliding_windows() {
+    let model = |window: &str| {
+        let text = format!(
+            r#"{{"format": "narrows-model/1", "hidden": 64, "vocab": 256, "heads": 4, "kv_heads": 4, "d_ff": 96,
+            "blocks": {{"count": 2, "default": {{"product": "swiglu", "all": "dense"{window}}}}}}}"#
+        );
+        narrows_plan::model::read("ring.json", &text).expect("a model")
+    };
+    let context = Context {
+        context_attention: ContextAttention::Ring,
+        ..Context::new(
+            Mesh { tensor: 1, pipeline: 1, data: 1, context: 2 },
+            Workload { global_batch: 2, sequence_length: 16, micro_batch: 1 },
+            Precision::Fp32,
+            Zero::Off,
+        )
+    };
+    let mut rng = TestRng::new(5);
+    let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model(""), context)).expect("a plan");
+    assert!(plan.resolve(&model("")).is_ok());
+    let pairs = Plan { overlap_microbatch_pairs: true, ..plan.clone() };
+    let defects = pairs.resolve(&model("")).expect_err("pairs").to_string();
+    assert!(defects.contains("the context_attention `ring`, whose transfers overlap"), "{defects}");
+    let windowed = model(r#", "attention": {"sliding_window": 15}"#);
+    let defects = plan.resolve(&windowed).expect_err("a window").to_string();
+    assert!(defects.contains("a sliding window of 15 keys hides most of them"), "{defects}");
+    let wide = model(r#", "attention": {"sliding_window": 16}"#);
+    assert!(plan.resolve(&wide).is_ok());
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_cost_model::profile;
+use narrows_cost_model::{Breakdown, Prices, profile};
 use narrows_plan::Zero;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::program::Action;
-use narrows_plan::{Axis, CheckedProgram, Context, ContextAttention, Mesh};
-use narrows_planner::{Request, contexts, search};
+use narrows_plan::ring::RingSteps;
+use narrows_plan::{Axis, CheckedProgram, Context, ContextAttention, Kernel, Mesh};
+use narrows_planner::{Request, contexts, predict, search};
 
 /// A model that supports sequences of up to 262,144 tokens.
 fn long(name: &str) -> Model {
@@ -114,6 +115,59 @@ fn attention_gathers_keys_and_values() {
     let gathers = counts[&CollectiveKind::AllGather];
     assert!((2 * blocks..=4 * blocks).contains(&gathers), "{gathers} of {blocks} blocks");
     assert_eq!(counts[&CollectiveKind::ReduceScatter], 2 * blocks);
+}
+
+/// Within a node, shifts take less time than the attention beside them. Tensors around attention need no collective, and
+/// no device holds the keys of all positions.
+#[test]
+fn ring_attention_hides_its_transfers_within_a_node() {
+    let request = Request {
+        tensor: Some(1),
+        pipeline: Some(1),
+        data: Some(1),
+        context: Some(8),
+        context_attention: Some(ContextAttention::Ring),
+        profile: profile::preset("h100-sxm").expect("a preset"),
+        ..request("cola-7b", 8, 1, 1 << 18)
+    };
+    let best = search(&request).best.expect("a plan");
+    let program = best.program.program();
+    let (model, profile) = (&request.model, &request.profile);
+    let (prediction, _) = predict(model, profile, request.executor, &best.plan).expect("a price");
+    let prices = Prices::new(profile, request.executor, &best.plan.mesh);
+    let (mut attention_s, mut ring_s, mut rings) = (0.0, 0.0, 0);
+    for instr in program.instructions() {
+        match &instr.action {
+            Action::Collective(collective) => assert_eq!(collective.axis, Axis::Data),
+            Action::Attention(attention) => {
+                assert_eq!(attention.rotation(), Some(best.plan.mesh.group(Axis::Context)));
+                let steps = attention.ring_steps().expect("a ring");
+                let of_kernel = |kernel: &Kernel| prices.kernel_time(kernel).0;
+                for RingSteps { count, computation, .. } in &steps {
+                    attention_s += *count as f64 * computation.iter().map(of_kernel).sum::<f64>();
+                }
+                ring_s += of_kernel(&instr.kernel());
+                rings += 1;
+                let scratch = attention.ring_scratch().expect("scratch memory");
+                let written = instr.writes.iter().rev().take(2).rev().map(|access| access.extent);
+                assert_eq!(written.collect::<Vec<_>>(), [scratch.keys, scratch.sums]);
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(rings, 2 * model.blocks.len());
+    let Breakdown { attention, collective_exposed, .. } = prediction.breakdown_s;
+    assert!((attention / attention_s - 1.0).abs() < 1e-9, "{attention}, {attention_s}");
+    assert!(collective_exposed >= ring_s - attention_s - 1e-9, "{collective_exposed}");
+    assert!(ring_s < 1.1 * attention_s, "{ring_s}, {attention_s}");
+    let payloads = &prediction.block_collective_bytes;
+    let once = 2 * model.hidden << 18;
+    // Keys of 2 bytes move seven times forward; backward also their gradients of 4 bytes, eight times.
+    assert_eq!(payloads.forward.of(CollectiveKind::Shift).0, 7 * once * 2);
+    assert_eq!(payloads.backward.of(CollectiveKind::Shift).0, 7 * once * 2 + 8 * once * 4);
+    let gather = Request { context_attention: Some(ContextAttention::Gather), ..request.clone() };
+    let gather = search(&gather).best.expect("a plan");
+    assert!(best.time < gather.time, "{:?}, {:?}", best.time, gather.time);
 }
 
 /// With grouped-query attention, a free search chooses the fastest form.

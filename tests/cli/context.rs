@@ -27,42 +27,63 @@ fn plans_with_a_context_axis_are_written_and_proven() {
     }
 }
 
-/// More devices than heads share a sequence: keys and values are gathered.
+/// More devices than heads share a sequence: keys and values are gathered, or rotate.
 #[test]
-fn plans_that_gather_keys_are_written_and_proven() {
+fn plans_whose_queries_stay_are_written_and_proven() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = folder.path().join("plan.json");
     let plan = plan.display();
     let request = REQUEST.replace("--devices 4", "--devices 16");
-    for (tensor, context) in [(1, 16), (2, 8)] {
-        let flags = format!("--tensor {tensor} --context {context} --context-attention gather");
+    let gathered = "keys and values gathered over the context axis";
+    let rotate = "keys and values rotate around the context axis";
+    for (tensor, context, attention, field, collectives) in [
+        (1, 16, "gather", gathered, &["AG", "RS"][..]),
+        (2, 8, "gather", gathered, &["AG", "RS"]),
+        (1, 16, "ring", rotate, &["SH shifts around a ring"]),
+        (2, 8, "ring", rotate, &["SH shifts around a ring"]),
+    ] {
+        let flags =
+            format!("--tensor {tensor} --context {context} --context-attention {attention}");
         let planned = json(&format!("plan {request} {flags} --output {plan}"));
-        assert_eq!(planned["decisions"]["context_attention"], "gather");
-        let planned = narrows(&format!("plan {request} {flags} --hardware a100-80gb")).assert();
-        let output = planned.success().get_output().stderr.clone();
-        let messages = String::from_utf8(output).expect("messages are UTF-8");
-        assert!(!messages.contains("warning: "), "{messages}");
+        assert_eq!(planned["decisions"]["context_attention"], attention);
+        for (hardware, warns) in [("a100-80gb", attention == "ring"), ("cpu-local", false)] {
+            let planned =
+                narrows(&format!("plan {request} {flags} --hardware {hardware}")).assert();
+            let output = planned.success().get_output().stderr.clone();
+            let messages = String::from_utf8(output).expect("messages are UTF-8");
+            assert_eq!(messages.contains("--backend cuda` cannot execute"), warns, "{messages}");
+        }
         let text = stdout(&format!("cost {plan}"));
-        assert!(text.contains("keys and values gathered over the context axis"), "{text}");
-        assert!(text.contains("AG") && text.contains("RS"), "{text}");
+        assert!(text.contains(field), "{text}");
+        assert!(collectives.iter().all(|name| text.contains(name)), "{text}");
         let numeric = json(&format!("check {plan} --numeric"));
         assert_eq!(numeric["numeric"]["equal"], true, "{numeric}");
     }
 }
 
-/// Frameworks with all-gather in place of the exchange take these plans as they are.
+/// Frameworks with all-gather or ring attention in place of the exchange take these plans as they are.
 #[test]
-fn plans_that_gather_keys_are_exported() {
+fn plans_whose_queries_stay_are_exported() {
     let folder = tempfile::tempdir().expect("a folder");
     let plan = folder.path().join("plan.json");
     let plan = plan.display();
     let flags = "--devices 4 --tensor 1 --pipeline 1 --context 4 --global-batch 2 --zero one";
-    stdout(&format!("plan --model llama-60m {flags} --context-attention gather --output {plan}"));
-    for (framework, option) in [("megatron", "all_gather"), ("torchtitan", "= 4")] {
+    for (attention, framework, option) in [
+        ("gather", "megatron", "--cp-comm-type all_gather"),
+        ("gather", "torchtitan", "context_parallel_degree = 4"),
+        ("ring", "megatron", "--cp-comm-type p2p"),
+        ("ring", "torchtitan", "context_parallel_rotate_method = \"alltoall\""),
+    ] {
+        let attended = format!("--context-attention {attention} --output {plan}");
+        stdout(&format!("plan --model llama-60m {flags} {attended}"));
         let exported = json(&format!("export {plan} --to {framework} --allow-loss"));
         let rows = exported["decisions"].as_array().expect("decisions");
         let row = rows.iter().find(|row| row["decision"] == "mesh.context").expect("a row");
-        assert_eq!((&row["fate"], &row["value"]), (&"exact".into(), &"4, gather".into()), "{row}");
+        assert_eq!(
+            (&row["fate"], &row["value"]),
+            (&"exact".into(), &format!("4, {attention}").into()),
+            "{row}"
+        );
         let text = stdout(&format!("export {plan} --to {framework} --allow-loss --output -"));
         assert!(text.contains(option), "{text}");
     }
@@ -84,6 +105,8 @@ fn every_context_axis_trains_alike() {
         planned("context.json", "--tensor 1 --context 2 --zero 3"),
         planned("both.json", "--tensor 2 --context 2 --zero 1"),
         planned("gather.json", "--tensor 1 --context 4 --zero 2 --context-attention gather"),
+        planned("ring.json", "--tensor 2 --context 2 --zero 1 --context-attention ring"),
+        planned("long-ring.json", "--tensor 1 --context 4 --zero 3 --context-attention ring"),
     ];
     let loss = |flags: &str| {
         let run = json(&format!("run {flags} --seed 3 --threads 1"));
@@ -100,7 +123,7 @@ fn every_context_axis_trains_alike() {
         loss(&format!("{} {begin} --checkpoint-dir {checkpoints}", plans[first]));
         loss(&format!("{} --steps 4 --checkpoint-dir {checkpoints} --resume", plans[second]))
     };
-    for (first, second) in [(1, 2), (2, 0), (1, 3), (3, 0)] {
+    for (first, second) in [(1, 2), (2, 0), (1, 3), (3, 4), (4, 5), (5, 0)] {
         let trained = resumed(first, second);
         assert!((trained / expected - 1.0).abs() < 1e-5, "{trained}, not {expected}");
     }
@@ -127,6 +150,14 @@ fn sizes_that_divide_nothing_are_refused() {
             "--context 16 --devices 16 --tensor 1 --context-attention gather --grouping on",
             "--context: queries are one tensor with keys and values",
         ),
+        (
+            "--context 128 --tensor 1 --devices 128 --context-attention ring",
+            "--context: 128 devices do not divide 128 positions into two equal chunks each",
+        ),
+        (
+            "--context 4 --tensor 16 --devices 64 --context-attention ring",
+            "--context: tensor = 16 devices do not divide 8 query heads",
+        ),
         ("--context 0", "--context: 0 is not between 1 and"),
         ("--context 2 --data-parallel 4", "product of the fixed axes"),
     ] {
@@ -139,11 +170,15 @@ fn sizes_that_divide_nothing_are_refused() {
 
 #[test]
 fn an_attention_without_a_context_axis_is_warned_of() {
-    let gather = "--model cola-tiny --devices 2 --sequence-length 64 --context-attention gather";
-    let planned = crate::narrows(&format!("plan {gather}")).assert().success();
-    let message = String::from_utf8(planned.get_output().stderr.clone()).unwrap();
-    let warning = "warning: `--context-attention gather` has no effect on this plan: the mesh has no context axis";
-    assert!(message.contains(warning), "{message}");
+    for attention in ["gather", "ring"] {
+        let request = "--model cola-tiny --devices 2 --sequence-length 64";
+        let flag = format!("--context-attention {attention}");
+        let planned = crate::narrows(&format!("plan {request} {flag}")).assert().success();
+        let message = String::from_utf8(planned.get_output().stderr.clone()).unwrap();
+        let warning =
+            format!("warning: `{flag}` has no effect on this plan: the mesh has no context axis");
+        assert!(message.contains(&warning), "{message}");
+    }
 }
 
 /// A plan file with a context axis that its sequences or heads do not allow is refused at that field.
@@ -163,6 +198,7 @@ fn edited_plans_are_refused_at_the_field() {
         (16, exchange, "heads"),
         (0, exchange, "0 is not between 1 and"),
         (128, gather, "into two equal chunks each"),
+        (128, "ring", "into two equal chunks each"),
     ] {
         let mut plan: Value = serde_json::from_str(&text).expect("JSON");
         plan["mesh"]["context"] = size.into();
@@ -182,6 +218,42 @@ fn edited_plans_are_refused_at_the_field() {
     std::fs::write(&file, plan.to_string()).expect("written");
     let error = failure(&format!("cost {path}"), 2);
     assert!(error.contains("ops.attention: ") && error.contains("`grouping.qkv` false"), "{error}");
+    // It rotates, but not in pairs of microbatches.
+    stdout(&format!(
+        "plan {REQUEST} --tensor 1 --context 2 --context-attention ring --grouping on --output {path}"
+    ));
+    let text = std::fs::read_to_string(&file).expect("a plan");
+    let mut plan: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(plan["context_attention"], "ring");
+    plan["overlap_microbatch_pairs"] = true.into();
+    std::fs::write(&file, plan.to_string()).expect("written");
+    let error = failure(&format!("check {path}"), 2);
+    assert!(error.contains("overlap_microbatch_pairs: ") && error.contains("`ring`"), "{error}");
+}
+
+/// Keys outside a sliding window would travel for nothing.
+#[test]
+fn rings_are_refused_within_sliding_windows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("window.json");
+    let text = r#"{"format": "narrows-model/1", "hidden": 64, "vocab": 256, "heads": 4, "kv_heads": 4, "d_ff": 96,
+        "blocks": {"count": 2, "default": {"product": "swiglu", "all": "dense", "attention": {"sliding_window": 8}}}}"#;
+    std::fs::write(&model, text).expect("written");
+    let (model, plan) = (model.display(), folder.path().join("plan.json"));
+    let path = plan.display();
+    let request =
+        format!("--model {model} --devices 2 --context 2 --sequence-length 32 --global-batch 2");
+    let error = failure(&format!("plan {request} --context-attention ring"), 2);
+    assert!(error.contains("--context: ring attention passes all keys around"), "{error}");
+    assert!(error.contains("--context-attention gather"), "{error}");
+    stdout(&format!("plan {request} --context-attention gather --output {path}"));
+    let text = std::fs::read_to_string(&plan).expect("a plan");
+    std::fs::write(&plan, text.replace("\"gather\"", "\"ring\"")).expect("written");
+    let error = failure(&format!("check {path} --model {model}"), 2);
+    assert!(error.contains("mesh.context: ring attention passes all keys around"), "{error}");
+    // Shorter sequences have all keys within the window.
+    let short = request.replace("--sequence-length 32", "--sequence-length 8");
+    stdout(&format!("plan {short} --context-attention ring"));
 }
 
 #[test]
@@ -197,4 +269,9 @@ fn sweeps_and_explanations_show_the_context_axis() {
     assert!(page.contains("Cg2") && page.contains("Cg: keys and values are gathered"), "{page}");
     let page = stdout(&format!("explain {request} {gather}"));
     assert!(page.contains("g: gathered keys and values"), "{page}");
+    let ring = "--context 2 --context-attention ring";
+    let page = stdout(&format!("whatif {request} {ring} --sweep global_batch=2,4"));
+    assert!(page.contains("Cr2") && page.contains("Cr: keys and values rotate"), "{page}");
+    let page = stdout(&format!("explain {request} {ring}"));
+    assert!(page.contains("r: ring attention"), "{page}");
 }

@@ -45,6 +45,7 @@ fn evaluations_change_no_bit_of_training() {
         ("pipeline", "--devices 2 --pipeline 2 --micro-batch 1"),
         ("data", "--devices 2 --data-parallel 2 --zero 3"),
         ("context", "--devices 2 --context 2"),
+        ("ring", "--devices 2 --context 2 --context-attention ring"),
     ] {
         let without = run(folder.path(), &format!("{name}-without.jsonl"), plan);
         let flags = format!("{plan} --eval-data {tokens} --eval-every 4");

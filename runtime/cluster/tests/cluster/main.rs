@@ -13,7 +13,9 @@ use narrows_cluster::{
     TcpProcessGroup,
 };
 use narrows_plan::model::Model;
-use narrows_plan::{Axis, CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
+use narrows_plan::{
+    Axis, CheckedProgram, Context, ContextAttention, Mesh, Plan, Precision, Workload, Zero, lower,
+};
 use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, PipelineDirection, RunError};
@@ -112,18 +114,33 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
     let models = small_models();
     let mut rng = TestRng::new(77);
     let mut plans = 0;
-    for (tensor, pipeline, data) in
-        [(2, 1, 1), (1, 2, 1), (1, 1, 2), (3, 1, 1), (1, 3, 1), (4, 1, 1), (2, 2, 2), (2, 3, 1)]
-    {
+    let mut rings = 0;
+    for (tensor, pipeline, data, context) in [
+        (2, 1, 1, 1),
+        (1, 2, 1, 1),
+        (1, 1, 2, 1),
+        (3, 1, 1, 1),
+        (1, 3, 1, 1),
+        (4, 1, 1, 1),
+        (2, 2, 2, 1),
+        (2, 3, 1, 1),
+        (1, 1, 1, 2),
+        (1, 1, 1, 4),
+        (2, 1, 2, 2),
+    ] {
         for _ in 0..3 {
             let model = rng.pick(&models).unwrap();
-            let mesh = Mesh { tensor, pipeline, data, context: 1 };
+            let mesh = Mesh { tensor, pipeline, data, context };
             let workload = Workload { global_batch: 4 * data, sequence_length: 8, micro_batch: 2 };
             let zero = [Zero::Off, Zero::One][rng.below(2)];
             let context = Context::new(mesh, workload, Precision::Fp32, zero);
-            let context = overlapped(context, plans % 2 == 0);
+            let context = Context {
+                context_attention: ContextAttention::Ring,
+                ..overlapped(context, plans % 2 == 0)
+            };
             let Some(plan) = draw_plan(&mut rng, model, context) else { continue };
             plans += 1;
+            rings += u32::from(plan.context_attention == ContextAttention::Ring);
             let program = program(&plan, model);
             let mut session = narrows_cpu::session(model, program.clone(), 1).unwrap();
             let expected = train(&mut session, model, &plan);
@@ -147,7 +164,7 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
             }
         }
     }
-    assert!(plans >= 16, "{plans}");
+    assert!(plans >= 16 && rings >= 4, "{plans}, {rings}");
 }
 
 /// Runs one step of two processes, and then `second` on the second process while the first runs another step. Collectives

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use narrows_plan::kernel::{Attention, Direction};
-use narrows_plan::{Axis, ContextAttention, DType};
+use narrows_plan::{Axis, DType};
 use narrows_runtime::session::PositionRuns;
 
 use super::operand::{
