@@ -161,7 +161,7 @@ fn ring_attention_hides_its_transfers_within_a_node() {
     assert!(collective_exposed >= ring_s - attention_s - 1e-9, "{collective_exposed}");
     assert!(ring_s < 1.1 * attention_s, "{ring_s}, {attention_s}");
     let payloads = &prediction.block_collective_bytes;
-    let once = 2 * model.hidden << 18;
+    let once = (2 * model.hidden) << 18;
     // Keys of 2 bytes move seven times forward; backward also their gradients of 4 bytes, eight times.
     assert_eq!(payloads.forward.of(CollectiveKind::Shift).0, 7 * once * 2);
     assert_eq!(payloads.backward.of(CollectiveKind::Shift).0, 7 * once * 2 + 8 * once * 4);

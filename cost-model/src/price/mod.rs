@@ -34,7 +34,7 @@ use correction::MeasuredCorrection;
 use fused::FusedPrice;
 use gemm::GemmPrice;
 pub(crate) use ring::ring_computation;
-use ring::ring_steps;
+use ring::{longer_shift, resampled_ring_times_s, ring_launches, ring_steps, ring_time};
 pub use scaled_measurements::scale_measurements;
 use topology::Topology;
 
@@ -206,7 +206,7 @@ impl Prices {
     /// costs nothing.
     pub fn kernel_time(&self, kernel: &Kernel) -> Seconds {
         if let Some(steps) = ring_steps(kernel) {
-            return self.ring_time(&steps, |kernel| self.kernel_time(kernel));
+            return ring_time(&steps, self.overlap_slowdown, |kernel| self.kernel_time(kernel));
         }
         let Some(curves) = self.curve_time(kernel, self.devices_sharing) else {
             return Seconds(0.0);
@@ -226,7 +226,8 @@ impl Prices {
         draws: usize,
     ) -> Option<Vec<f64>> {
         if let Some(steps) = ring_steps(kernel) {
-            return self.resampled_ring_times_s(&steps, draws);
+            let resampled = |kernel: &Kernel| self.resampled_kernel_times_s(kernel, draws);
+            return resampled_ring_times_s(&steps, self.overlap_slowdown, (draws, resampled));
         }
         let correction = self.correction.as_ref()?;
         let curves = self.curve_time(kernel, self.devices_sharing)?.0;
@@ -245,10 +246,8 @@ impl Prices {
             Kernel::Gemm(gemm) if self.adds_residual_apart(gemm) => {
                 1 + self.launches(&residual_addition(gemm))
             }
-            Kernel::Attention(attention) => {
-                attention.ring_steps().map_or(1, |steps| self.ring_launches(&steps))
-            }
-            _ => 1,
+            _ => ring_steps(kernel)
+                .map_or(1, |steps| ring_launches(&steps, |kernel| self.launches(kernel))),
         }
     }
 
@@ -377,9 +376,10 @@ impl Prices {
     pub fn source(&self, kernel: &Kernel) -> PriceSource {
         let group = match kernel {
             Kernel::Gemm(_) => return PriceSource::Gemm,
-            Kernel::Attention(attention) => {
-                let steps = attention.ring_steps();
-                return steps.map_or(PriceSource::Attention, |steps| self.ring_source(&steps));
+            Kernel::Attention(_) => {
+                let shift = ring_steps(kernel)
+                    .and_then(|steps| longer_shift(&steps, |kernel| self.kernel_time(kernel)));
+                return shift.map_or(PriceSource::Attention, |shift| self.source(&shift));
             }
             Kernel::Fused(_) => return PriceSource::Fused,
             Kernel::Collective(collective) => &collective.group,

@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use narrows_plan::graph::Grouping;
 use narrows_plan::program::{Program, StageProgram};
-use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
+use narrows_plan::{
+    CheckedProgram, Context, ContextAttention, Mesh, Plan, Precision, Workload, Zero, lower,
+};
 use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};
@@ -103,12 +105,14 @@ fn allocations_max(mesh: Mesh, threads: usize) -> u64 {
     7 + 8 * mesh.pipeline + queues
 }
 
-fn context(mesh: [u64; 3], microbatches: u64, zero: Zero) -> Context {
-    let [tensor, pipeline, data] = mesh;
-    let mesh = Mesh { tensor, pipeline, data, context: 1 };
+/// A context with ring attention on its context axis.
+fn context(mesh: [u64; 4], microbatches: u64, zero: Zero) -> Context {
+    let [tensor, pipeline, data, context] = mesh;
+    let mesh = Mesh { tensor, pipeline, data, context };
     let global_batch = 2 * data * microbatches;
     let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
     Context {
+        context_attention: ContextAttention::Ring,
         overlap_grad_reduce: true,
         overlap_param_gather: true,
         overlap_tensor_collectives: true,
@@ -157,16 +161,18 @@ fn test_sessions(coverage: &mut PlanCoverage) {
     let models = small_models();
     let mut rng = TestRng::new(41);
     for (mesh, microbatches, threads, zero) in [
-        ([1, 1, 1], 1, 1, Zero::Off),
-        ([1, 1, 1], 2, 1, Zero::Off),
-        ([1, 1, 1], 1, 2, Zero::Off),
-        ([2, 1, 1], 1, 1, Zero::Off),
-        ([2, 1, 1], 3, 2, Zero::Off),
-        ([1, 2, 1], 2, 1, Zero::Off),
-        ([1, 2, 1], 6, 1, Zero::Off),
-        ([1, 1, 2], 2, 1, Zero::One),
-        ([1, 3, 1], 4, 1, Zero::Off),
-        ([2, 2, 2], 2, 1, Zero::One),
+        ([1, 1, 1, 1], 1, 1, Zero::Off),
+        ([1, 1, 1, 1], 2, 1, Zero::Off),
+        ([1, 1, 1, 1], 1, 2, Zero::Off),
+        ([2, 1, 1, 1], 1, 1, Zero::Off),
+        ([2, 1, 1, 1], 3, 2, Zero::Off),
+        ([1, 2, 1, 1], 2, 1, Zero::Off),
+        ([1, 2, 1, 1], 6, 1, Zero::Off),
+        ([1, 1, 2, 1], 2, 1, Zero::One),
+        ([1, 3, 1, 1], 4, 1, Zero::Off),
+        ([2, 2, 2, 1], 2, 1, Zero::One),
+        ([1, 1, 1, 2], 2, 1, Zero::One),
+        ([1, 1, 1, 4], 1, 2, Zero::Off),
     ] {
         for _ in 0..4 {
             let (model, plan) = loop {
@@ -208,7 +214,7 @@ fn test_sessions(coverage: &mut PlanCoverage) {
 /// A trainer, which reads tokens, allocates no more than its session.
 fn test_trainer() {
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
-    let context = context([2, 1, 1], 2, Zero::Off);
+    let context = context([2, 1, 1, 1], 2, Zero::Off);
     let mut rng = TestRng::new(7);
     let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model, context)).unwrap();
     let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();

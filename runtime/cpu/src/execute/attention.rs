@@ -6,7 +6,6 @@ use narrows_plan::program::Access;
 use narrows_runtime::ScheduledInstruction;
 
 use super::operands::{view, view_mut, with_scratch};
-use super::ring_attention;
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{
@@ -30,9 +29,6 @@ pub(crate) fn run(
     scheduled: &ScheduledInstruction,
     attention: &Attention,
 ) -> Result<(), StopReason> {
-    if let Some(group) = attention.rotation() {
-        return ring_attention::run(device, scheduled, attention, group);
-    }
     let parallel = device.parallel;
     let backward = attention.direction == Direction::Backward;
     let inputs = if backward { scheduled.instr.writes.len() } else { scheduled.instr.reads.len() };

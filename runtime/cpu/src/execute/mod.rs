@@ -35,7 +35,10 @@ fn run_instruction(
     let instr = scheduled.instr;
     match &instr.action {
         Action::Gemm(gemm) => gemm::run(device, scheduled, gemm)?,
-        Action::Attention(attention) => attention::run(device, scheduled, attention)?,
+        Action::Attention(op) => match op.rotation() {
+            Some(group) => ring_attention::run(device, scheduled, op, group)?,
+            None => attention::run(device, scheduled, op)?,
+        },
         Action::Fused(op) => fused::run(device, scheduled, *op)?,
         Action::Collective(collective) => collective::run(device, scheduled, collective)?,
         Action::Send(transfer) => transfer::send(device, scheduled, transfer)?,
