@@ -110,7 +110,7 @@ impl Attention {
         })
     }
 
-    /// Bytes that a device sends to its neighbour, and the number of shifts.
+    /// The shifts of a ring, each with the number of times that it happens; none where no keys rotate.
     pub fn ring_shifts(&self) -> Vec<(u64, Collective)> {
         let steps = self.ring_steps().into_iter().flatten();
         steps.filter_map(|steps| Some((steps.count, steps.shift?))).collect()

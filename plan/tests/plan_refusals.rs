@@ -89,7 +89,7 @@ fn rings_are_refused_in_pairs_of_microbatches_and_within_sliding_windows() {
     assert!(defects.contains("the context_attention `ring`, whose transfers overlap"), "{defects}");
     let windowed = model(r#", "attention": {"sliding_window": 15}"#);
     let defects = plan.resolve(&windowed).expect_err("a window").to_string();
-    assert!(defects.contains("a sliding window of 15 keys hides most of them"), "{defects}");
+    assert!(defects.contains("a sliding window of 15 keys hides some of them"), "{defects}");
     let wide = model(r#", "attention": {"sliding_window": 16}"#);
     assert!(plan.resolve(&wide).is_ok());
 }

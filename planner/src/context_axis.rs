@@ -84,7 +84,7 @@ impl Request {
             (self.model.least_window(self.sequence_length), fixed)
         {
             let problem = format!(
-                "ring attention passes all keys around, but a sliding window of {window} keys hides most of them"
+                "ring attention passes all keys around, but a sliding window of {window} keys hides some of them"
             );
             (problem, "--context-attention gather")
         } else if !matches!(fixed, Some(ContextAttention::Exchange | ContextAttention::Ring))

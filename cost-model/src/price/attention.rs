@@ -22,9 +22,9 @@ const REFERENCE_HEAD_DIM: f64 = 128.0;
 /// The kernel of a backward pass.
 ///
 /// Captured graphs are those of this runtime. On GPUs it calls cuDNN, but within a sliding window, for queries that are
-/// a part of a sequence, in the steps of a ring, and along a tensor axis, whose devices must compute the same bits, it runs its own kernels,
-/// which compute the probabilities twice: seven GEMMs instead of the five that [`Attention::flops`] counts. That own
-/// kernels reach the rate of the curve is an assumption.
+/// a part of a sequence, in the steps of a ring, and along a tensor axis, whose devices must compute the same bits, it
+/// runs its own kernels, which compute the probabilities twice: seven GEMMs instead of the five that
+/// [`Attention::flops`] counts. That own kernels reach the rate of the curve is an assumption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BackwardKernel {
     /// cuDNN's or FlashAttention's, or a kernel that was measured as it runs.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 
-use narrows_plan::{Defect, Defects, short_number};
+use narrows_plan::{Defect, Defects, Kernel, short_number};
 
 use super::checked::Profile;
 use super::file::{
@@ -327,6 +327,14 @@ impl ProfileValidator {
         }
         let points = measured.points.iter().map(|point| (&point.kernel, point.devices));
         self.unique_items("measured.points", points);
+        for (index, point) in measured.points.iter().enumerate() {
+            if matches!(&point.kernel, Kernel::Attention(attention) if attention.ring.is_some()) {
+                let problem =
+                    "ring attention is priced by its steps, and no measurement corrects it";
+                let path = format!("measured.points[{index}].kernel");
+                self.defects.push(Defect::new(path, problem).hint("omit this point"));
+            }
+        }
         if measured.provenance.kind != ProvenanceKind::Measured {
             self.defects.push(
                 Defect::new("measured.provenance.kind", "`measured` holds measurements only")

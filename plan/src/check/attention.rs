@@ -5,7 +5,7 @@
 //! axis, or keys and values of their own positions that rotate.
 //!
 //! All devices of a stage run one list of instructions, so that the members of a ring start it in one order, as any
-//! collective. Ring attention counts as communication: no collective overlaps with it (`overlap.rs`).
+//! collective. Ring attention counts as communication: no collective of its pass overlaps with it (`overlap.rs`).
 
 use crate::context::Context;
 use crate::extent::Extent;
@@ -78,7 +78,7 @@ fn check_ring(context: &Context, attention: &Attention) -> CheckResult {
         "rotates keys and values within a sliding window".into()
     })?;
     ensure(expected.is_none() || !context.overlap_microbatch_pairs, || {
-        "rotates keys and values in a pass of two microbatches, whose collectives overlap with computation".into()
+        "rotates keys and values in a pass of two microbatches, where collectives overlap".into()
     })
 }
 

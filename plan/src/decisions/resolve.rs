@@ -182,7 +182,7 @@ fn heads_do_not_divide(context: &Context, model: &Model) -> Defect {
 
 fn ring_in_window(window: u64) -> Defect {
     let problem = format!(
-        "`ring` passes all keys around, but a sliding window of {window} keys hides most of them"
+        "`ring` passes all keys around, but a sliding window of {window} keys hides some of them"
     );
     Defect::new("context_attention", problem).hint("gather")
 }
