@@ -27,6 +27,7 @@ mod optimizer;
 mod probes;
 mod qk_norm;
 mod reference_matmul;
+mod ring;
 mod rotary;
 mod shim;
 mod shim_engine;
