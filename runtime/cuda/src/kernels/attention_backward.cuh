@@ -12,7 +12,7 @@
 constexpr u32 ROWS = 64;
 
 // GENERAL: whether keys and values may have a window, whose masks take registers, or queries of two runs of positions.
-// Gradients of queries always may. The runs begin and end at whole tiles.
+// Gradients of queries always may. Two runs begin and end at whole tiles.
 template <int W, bool GENERAL = false>
 struct Backward {
     // Inner rows, the columns of P, per mma pass. The dk/dv kernel has two accumulators, so it takes fewer.

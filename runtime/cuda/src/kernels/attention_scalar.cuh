@@ -1,7 +1,7 @@
-// Attention with f32 FMAs instead of tensor cores, forward and backward: for f32, and for bf16 heads that
-// are not a multiple of 16 bytes or are wider than 128 features. T is the format in memory, V the vector
-// width of memory accesses; tiles are f32, W features wide, padded with zeros. A block has 16 rows, four
-// per warp, and loops over tiles of 32 inner rows, one per lane. Inner rows are keys and values in the forward
+// Attention with f32 FMAs instead of tensor cores, forward and backward: for f32, for bf16 heads that
+// are not a multiple of 16 bytes or are wider than 128 features, and for bf16 queries of two runs of positions
+// that are no whole tiles. T is the format in memory, V the vector width of memory accesses; tiles are f32,
+// W features wide, padded with zeros. A block has 16 rows, four per warp, and loops over tiles of 32 inner rows, one per lane. Inner rows are keys and values in the forward
 // pass and for dq, and queries for dk and dv. A lane computes the dot products of its inner row with each row of
 // the warp, the warp applies the softmax, and then each lane sums W/32 features over all inner rows. The
 // backward pass computes the probabilities twice, as in attention_backward.cuh.

@@ -2,8 +2,9 @@
 // the angle of pair i at the position of the row; further features of the head keep their values.
 //
 // x is the first `heads` heads of rows with stride `stride`. The table is [positions, w], f32: w/2 cosines
-// followed by w/2 sines. A sequence has `count` rows of consecutive positions from `first` on;
-// those from row `second_row` on are `gap` positions further. The backward pass has sign −1.
+// followed by w/2 sines. Of the `count` rows of a sequence, those before
+// `second_row` have consecutive positions from `first` on, and the others positions that are `gap` further.
+// The backward pass has sign −1.
 #include "device.cuh"
 
 template <class T, int V>

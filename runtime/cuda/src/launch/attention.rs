@@ -4,8 +4,8 @@
 //! Queries of two runs of positions, with the keys of all positions, take a launch for each run; the gradients of keys and
 //! values one for both.
 //!
-//! Backward takes three launches: statistics of each query, in scratch memory of 8 bytes per query and head
-//! (rounded up to whole tiles); the gradient of the queries; the gradients of keys and values.
+//! Backward takes a launch for statistics of each query, in scratch memory of 8 bytes per query and head (rounded up to
+//! whole tiles), one for the gradient of the queries of each run, and one for the gradients of keys and values.
 
 use std::ops::Range;
 

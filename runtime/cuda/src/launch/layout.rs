@@ -69,7 +69,7 @@ pub(super) fn copy(
     let whole_row = whole.elements() / rows.max(1);
     // In zigzag order, a part has a chunk of positions from either end.
     let is_zigzag =
-        dim == Dim::Position && axis == Axis::Context && site.device.context.gathers_keys();
+        dim == Dim::Position && axis == Axis::Context && site.device.context.has_zigzag_positions();
     let sections = match dim {
         Dim::Feature => section_widths(site, access)?,
         _ if is_zigzag => vec![whole_row / 2; 2],

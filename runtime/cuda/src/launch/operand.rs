@@ -28,7 +28,7 @@ pub enum MemorySpace {
 pub enum MemoryAccess {
     /// Reads only.
     Read,
-    /// Writes every byte, without reading.
+    /// Writes every byte, with the other launches of the instruction, without reading.
     Write,
     /// Reads and writes.
     Update,

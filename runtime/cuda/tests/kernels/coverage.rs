@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use narrows_cuda::{KernelFamily, kernel_launches};
 use narrows_plan::model::{self, Activation, presets};
 use narrows_plan::program::{Action, FusedOp, Program, QkHeads};
-use narrows_plan::{Axis, Context, Dim, Mesh, Precision, Workload, Zero, lower};
+use narrows_plan::{Axis, Context, ContextAttention, Dim, Mesh, Precision, Workload, Zero, lower};
 
 use super::bounds_check::check_launches;
 use super::case::for_each_instruction;
@@ -78,7 +78,11 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
     };
     let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     let grad_reduce_dtype = peek_grad_reduce_dtype(rng, precision);
-    let context_attention = peek_context_attention(rng);
+    // Ring attention has no kernels.
+    let context_attention = match peek_context_attention(rng) {
+        ContextAttention::Ring => ContextAttention::Gather,
+        attention => attention,
+    };
     Context {
         context_attention,
         grad_reduce_dtype,
