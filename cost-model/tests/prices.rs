@@ -407,6 +407,37 @@ fn rings_are_priced_step_by_step() {
     }
 }
 
+/// However much computation and collectives slow each other, a ring takes no longer than its steps one after the other.
+#[test]
+fn overlap_costs_a_ring_no_time() {
+    let mut file = preset("a100-80gb").unwrap().file().clone();
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 4 };
+    let mut time_with = |overlap| {
+        file.overlap = overlap;
+        let profile = file.clone().resolve().unwrap();
+        let attention = Attention {
+            direction: Direction::Backward,
+            sequences: 1,
+            length: 4096,
+            heads: 16,
+            kv_heads: 16,
+            head_dim: 64,
+            input: DType::Bf16,
+            window: None,
+            query_parts: 4,
+            ring: Some(mesh.group(Axis::Context)),
+        };
+        let prices = Prices::new(&profile, Executor::Captured, &mesh);
+        prices.kernel_time(&Kernel::Attention(attention))
+    };
+    let factors = preset("a100-80gb").unwrap().file().overlap.clone().expect("factors");
+    let mut slow = factors.clone();
+    (slow.compute_slowdown, slow.collective_slowdown) = (3.0, 3.0);
+    let [in_order, overlapped, slowed] = [None, Some(factors), Some(slow)].map(&mut time_with);
+    assert!(overlapped < in_order, "{overlapped} and {in_order}");
+    assert!(slowed <= in_order * (1.0 + 1e-12), "{slowed} and {in_order}");
+}
+
 /// Along a tensor axis of GPUs and within windows, this runtime, whose executor is captured, computes seven GEMMs backward
 /// instead of five, unless attention was measured there.
 #[test]

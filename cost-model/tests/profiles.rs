@@ -164,6 +164,14 @@ fn invalid_measurements_are_rejected() {
             "measured.points[1].kernel: ring attention is priced by its steps",
         ),
         (
+            "/measured/points/1/kernel",
+            json!({"attention": {
+                "direction": "forward", "sequences": 1, "length": 64, "heads": 2, "kv_heads": 2, "head_dim": 8,
+                "input": "f32", "query_parts": 0
+            }}),
+            "measured.points[1].kernel.query_parts: 64 tokens are not two equal chunks",
+        ),
+        (
             "/measured/provenance/kind",
             json!("assumed"),
             "measured.provenance.kind: `measured` holds measurements only",

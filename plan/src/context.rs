@@ -130,8 +130,8 @@ pub enum ContextAttention {
     /// Llama 3). Of 2C chunks of positions, device i has the chunks i and 2C − 1 − i, so that causal work is balanced
     /// (zigzag).
     Gather,
-    /// Keys and values rotate around the axis beside the attention of the part that arrived before, and in the backward
-    /// pass their gradients with them (ring attention). Queries stay, with the positions of `gather`.
+    /// Keys and values are passed around the axis while attention to the part before is computed, in the backward pass
+    /// together with their gradients (ring attention). Queries stay, with the positions of `gather`.
     Ring,
 }
 

@@ -113,6 +113,15 @@ fn is_one(parts: &u64) -> bool {
 }
 
 impl Attention {
+    /// Whether the parts of the queries are all queries, or two equal chunks each.
+    pub fn has_equal_query_parts(&self) -> bool {
+        match self.query_parts {
+            0 => false,
+            1 => true,
+            parts => parts.checked_mul(2).is_some_and(|chunks| self.length.is_multiple_of(chunks)),
+        }
+    }
+
     /// Queries of a sequence.
     pub fn queries(&self) -> u64 {
         self.length / self.query_parts

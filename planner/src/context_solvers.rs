@@ -1,5 +1,7 @@
 //! The context solvers of each number of devices.
 
+use std::iter;
+
 use narrows_plan::Context;
 
 use crate::context::ContextSolver;
@@ -41,13 +43,16 @@ impl<'a> ContextSolvers<'a> {
     /// Adds the effort of all solvers to the report of a search.
     pub(crate) fn add_effort(&self, report: &mut SearchReport) {
         for (solver, segments) in self.by_devices.iter().zip(self.segments) {
-            report.candidates_priced += solver.candidates_priced() + segments.solve_count();
-            report.segment_solves += segments.solve_count();
-            report.failed_solves += segments.failed_solves();
-            for (method, solves) in segments.table_solves() {
-                let total = report.table_solves.entry(method).or_default();
-                total.proven += solves.proven;
-                total.limited += solves.limited;
+            report.candidates_priced += solver.candidates_priced();
+            for segments in iter::once(segments).chain(solver.segments_with_exposed_shares()) {
+                report.candidates_priced += segments.solve_count();
+                report.segment_solves += segments.solve_count();
+                report.failed_solves += segments.failed_solves();
+                for (method, solves) in segments.table_solves() {
+                    let total = report.table_solves.entry(method).or_default();
+                    total.proven += solves.proven;
+                    total.limited += solves.limited;
+                }
             }
         }
     }

@@ -105,7 +105,7 @@ fn warn_of_ring_attention(profile: &Profile, attention: ContextAttention) {
     if attention == ContextAttention::Ring && profile.file().has_gpus() {
         output::warn(
             "this plan passes keys and values around the context axis, which `narrows run --backend cuda` cannot \
-             execute yet; `--context-attention exchange` searches plans that it can",
+             execute yet; `--context-attention gather` or `exchange` searches plans that it can",
         );
     }
 }

@@ -272,18 +272,18 @@ fn precision(exported: &ExportedPlan) -> Translation {
 
 fn context(exported: &ExportedPlan) -> Translation {
     let parts = exported.plan.mesh.context;
-    let options = [("parallelism.context_parallel_degree", json!(parts))];
+    let degree = ("parallelism.context_parallel_degree", json!(parts));
     match exported.plan.context_attention {
         // PyTorch passes keys and values to the next device by an all-to-all in which the other parts are empty.
-        ContextAttention::Ring => Translation::exact([
-            ("parallelism.context_parallel_degree", json!(parts)),
-            ("parallelism.context_parallel_rotate_method", json!("alltoall")),
-        ]),
+        ContextAttention::Ring => {
+            let rotation = ("parallelism.context_parallel_rotate_method", json!("alltoall"));
+            Translation::exact([degree, rotation])
+        }
         ContextAttention::Exchange if parts > 1 => Translation::approximated(
-            options,
+            [degree],
             "keys and values are gathered in place of exchanging heads",
         ),
-        _ => Translation::exact(options),
+        _ => Translation::exact([degree]),
     }
 }
 

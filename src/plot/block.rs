@@ -213,8 +213,11 @@ impl BlockDrawing<'_> {
                 .collect();
             let kernels = templates.iter().map(InstrTemplate::kernel);
             let collectives = kernels.filter(|kernel| matches!(kernel, Kernel::Collective(_)));
-            let time: Seconds = collectives.map(|kernel| (self.price)(&kernel)).sum();
-            (!kinds.is_empty()).then(|| format!("{arrow} {}, {time}", kinds.join(", ")))
+            let times: Vec<Seconds> = collectives.map(|kernel| (self.price)(&kernel)).collect();
+            let kinds = (!kinds.is_empty()).then(|| format!("{arrow} {}", kinds.join(", ")))?;
+            // The shifts of ring attention are in the time of the op.
+            let time: Seconds = times.iter().copied().sum();
+            Some(if times.is_empty() { kinds } else { format!("{kinds}, {time}") })
         };
         [("↓", forward), ("↑", backward)].into_iter().filter_map(line).collect()
     }

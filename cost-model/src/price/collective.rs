@@ -12,6 +12,7 @@
 //! | all-reduce | ring | 2(n−1), 2(N−1) | 2(n−1)/n |
 //! | all-reduce | tree | 2(n/N−1 + log₂N), 2·log₂N | 2, and a correction by size |
 //! | reduce-scatter, all-gather | ring | n−1, N−1 | (n−1)/n |
+//! | shift | a P2P transfer to the neighbour | | |
 //! | all-to-all | direct | 1 | (n/N−1)/n² inside, (n−n/N)/n² across, at the same time |
 //!
 //! `bus` is the bandwidth of the slowest link: inside a node all links of a device (with [`NodeWiring::AllPairs`],
@@ -100,13 +101,13 @@ impl LinkPrice {
     /// Seconds of a collective among two or more members, without the launch gap.
     pub(super) fn collective(&self, collective: &Collective) -> Seconds {
         let place = self.topology.place(&collective.group);
+        if collective.kind == CollectiveKind::Shift {
+            let bytes = Bytes(collective.payload.0 / place.members);
+            return self.transfer(&Transfer { bytes, group: collective.group });
+        }
         let bytes = collective.payload.as_f64();
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
         let transport_s = match (collective.kind, self.library) {
-            (CollectiveKind::Shift, _) => {
-                let bytes = Bytes(collective.payload.0 / place.members);
-                return self.transfer(&Transfer { bytes, group: collective.group });
-            }
             (CollectiveKind::AllToAll, _) => self.all_to_all_s(place, bytes),
             (kind, CollectiveLibrary::SharedMemory) => {
                 bytes * ring_factor(kind, place.members)

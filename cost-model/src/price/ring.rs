@@ -3,8 +3,8 @@
 //! ```text
 //! time = Σ over steps (attention + merging + what the shift adds)
 //! ```
-//! A shift overlaps with the computation of its step, with the slowdown of both. On hardware without overlap it adds its
-//! whole time. Attention is that of causal sequences as long as the positions of a device, which have as many scores as a
+//! A shift overlaps with the computation of its step, with the slowdown of both, and adds its whole time at most: also on
+//! hardware without overlap. Attention is that of causal sequences as long as the positions of a device, which have as many scores as a
 //! step ([`narrows_plan::ring`]), each with the fixed costs of a kernel. The shift is a transfer to the neighbour over the
 //! slowest link of the ring.
 
@@ -42,7 +42,9 @@ pub(super) fn ring_time(
         let computation = computation(steps, &price);
         let shift = shift(steps).map_or(Seconds(0.0), |shift| price(&shift));
         let added = match slowdown {
-            Some(slowdown) if computation.0 > 0.0 => slowdown.exposed(shift, computation),
+            Some(slowdown) if computation.0 > 0.0 => {
+                Seconds(slowdown.exposed(shift, computation).0.min(shift.0))
+            }
             _ => shift,
         };
         (computation + added) * steps.count as f64

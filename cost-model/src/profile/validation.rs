@@ -328,7 +328,16 @@ impl ProfileValidator {
         let points = measured.points.iter().map(|point| (&point.kernel, point.devices));
         self.unique_items("measured.points", points);
         for (index, point) in measured.points.iter().enumerate() {
-            if matches!(&point.kernel, Kernel::Attention(attention) if attention.ring.is_some()) {
+            let Kernel::Attention(attention) = &point.kernel else { continue };
+            if !attention.has_equal_query_parts() {
+                let problem = format!(
+                    "{} tokens are not two equal chunks of queries for each of {} devices",
+                    attention.length, attention.query_parts
+                );
+                let path = format!("measured.points[{index}].kernel.query_parts");
+                self.defects.push(Defect::new(path, problem).hint("1 for all queries"));
+            }
+            if attention.ring.is_some() {
                 let problem =
                     "ring attention is priced by its steps, and no measurement corrects it";
                 let path = format!("measured.points[{index}].kernel");

@@ -93,6 +93,11 @@ impl<'a> ContextSolver<'a> {
         self.candidates_priced.load(Ordering::Relaxed)
     }
 
+    /// The segments with exposed shares of collectives that were solved.
+    pub(crate) fn segments_with_exposed_shares(&self) -> impl Iterator<Item = &SegmentSolver<'a>> {
+        self.with_exposed_shares.iter().filter_map(OnceLock::get)
+    }
+
     /// Whether the deadline has passed.
     pub(crate) fn out_of_time(&self) -> bool {
         self.segments.out_of_time()

@@ -18,7 +18,7 @@ pub struct AttentionShape {
     pub sequences: usize,
     /// Tokens of a sequence with keys, of consecutive positions from 0.
     pub length: usize,
-    /// Positions of the queries of a sequence, also after those of all keys where these are a part of the keys.
+    /// Positions of the queries of a sequence. They may lie after the last key, where there is only a part of the keys.
     pub queries: PositionRuns,
     /// Query heads.
     pub heads: usize,
