@@ -135,7 +135,7 @@ pub(super) fn assign_points(
     if used > budget {
         return None;
     }
-    edges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)));
+    edges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)).then(b.2.cmp(&a.2)));
     let mut slack = None;
     for (rate, block, to) in edges {
         let more = bytes(block, to) - bytes(block, to + 1);

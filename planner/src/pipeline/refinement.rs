@@ -196,7 +196,7 @@ fn solutions_in_order(blocks: &[BlockInFlight], groups: &[BlockGroup]) -> Vec<Ar
                 .collect();
             // Blocks pop from the end.
             let time = |s: &SolvedSegment| (s.time.forward + s.time.backward).0;
-            queue.sort_by(|a, b| time(b).total_cmp(&time(a)));
+            queue.sort_by(|a, b| time(a).total_cmp(&time(b)));
             (group.block, queue)
         })
         .collect();
