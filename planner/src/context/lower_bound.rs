@@ -201,11 +201,12 @@ fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
         let (microbatch, step_phase): (Vec<f64>, Vec<f64>) = of_layers?.into_iter().unzip();
         let blocks = BlockTimesMin { microbatch: &microbatch, step_phase: &step_phase };
         let last = context.virtual_stages() - 1;
-        Some(blocks.step_bound(context, |at| match at {
+        let ends = |at| match at {
             0 => embedding,
             at if at == last => head,
             _ => 0.0,
-        }))
+        };
+        Some(blocks.step_bound(context, ends, |_| 0.0))
     };
     let layouts = segments.boundary_layouts(context).into_iter();
     layouts.filter_map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)

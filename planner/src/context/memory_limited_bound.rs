@@ -142,7 +142,7 @@ mod tests {
     fn check_every(n: usize) -> (usize, usize) {
         let model = presets::find("cola-350m").expect("a preset");
         let profile = profile::preset("a100-80gb").expect("a preset");
-        let (mut solved, mut raised) = (0, 0);
+        let (mut solved, mut raised, mut interleaved_raised) = (0, 0, 0);
         for (devices, limit_gib) in [(1, 10), (2, 6), (4, 4), (4, 6)] {
             let request = Request {
                 memory_limit: MemoryLimit::Bytes(Bytes(limit_gib << 30)),
@@ -163,13 +163,22 @@ mod tests {
                     continue;
                 };
                 let case = format!("{context:?} in {limit_gib} GiB: {bound} and {}", plan.time);
-                assert!(bound.0 <= plan.time.0 * (1.0 + 1e-9), "{case}");
+                let divided = bounds.bound(f64::INFINITY).expect("a plan").0;
+                for bound in [bound.0, divided] {
+                    assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{case}: {divided} divided");
+                }
                 solved += 1;
                 let least =
                     without_limit.passes_bound(context, PassLinks::Own).expect("more memory").0;
                 raised += usize::from(bound.0 > least * (1.0 + 1e-3));
+                if context.schedule == PipelineSchedule::Interleaved {
+                    let least = without_limit.bounds(context, f64::INFINITY);
+                    let least = least.bound(f64::INFINITY).expect("more memory").0;
+                    interleaved_raised += usize::from(divided > least * (1.0 + 1e-3));
+                }
             }
         }
+        assert!(interleaved_raised > 0, "no interleaved pipeline of {solved} plans is bounded by memory");
         (solved, raised)
     }
 }

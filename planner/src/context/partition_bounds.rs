@@ -60,19 +60,14 @@ impl ContextSolver<'_> {
                     Seconds(overhead.step_phase_min.0 - step_phase_savings.max(0.0));
             }
         }
-        // Equal chunks are one division, whose bound needs no assignments.
+        // Equal chunks are one division. Without the memory limit, its bound needs no assignments.
         if context.chunks > 1
-            && let Some(needed) = self.memory_bound(context, &relaxed)
-            && needed <= self.request.arena_limit()
+            && let Ok(budgets) = self.block_budgets(context, &relaxed, &no_reserve)
+            && StagePartitioner::new(self.segments, context, fastest.boundary, budgets)
+                .interleaved_bound(&overheads)
+                >= incumbent
         {
-            let budgets = vec![self.request.arena_limit(); no_reserve.len()];
-            let partitioner =
-                StagePartitioner::new(self.segments, context, fastest.boundary, budgets);
-            let bound = partitioner.interleaved_bound(&overheads);
-            return match bound < incumbent {
-                true => LayoutBound::Bound(Seconds(bound)),
-                false => LayoutBound::NoImprovement,
-            };
+            return LayoutBound::NoImprovement;
         }
         match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => LayoutBound::Bound(partitions[0].bound),

@@ -50,11 +50,13 @@ pub(crate) struct BlockTimesMin<'a> {
 
 impl BlockTimesMin<'_> {
     /// Lower bound in seconds on an interleaved step of equal chunks. The first stage ends its passes last, and then runs
-    /// its step phase. `beside_blocks` is the time of one microbatch through a virtual stage besides its blocks.
+    /// its step phase. `beside_blocks` is the time of one microbatch through a virtual stage besides its blocks, and
+    /// `stage_blocks` a lower bound on one microbatch through all blocks of a stage.
     pub(crate) fn step_bound(
         &self,
         context: &Context,
         beside_blocks: impl Fn(usize) -> f64,
+        stage_blocks: impl Fn(usize) -> f64,
     ) -> f64 {
         let blocks = self.microbatch.len();
         let virtual_stage = |at: usize| {
@@ -65,18 +67,30 @@ impl BlockTimesMin<'_> {
         let step_phase: f64 =
             stage_chunks(context, 0, blocks).flatten().map(|block| self.step_phase[block]).sum();
         let microbatches = context.workload.microbatches(&context.mesh);
-        passes_bound(&times, context.mesh.pipeline as usize, microbatches) + step_phase
+        let stages = context.mesh.pipeline as usize;
+        let stage_microbatch = |stage: usize| {
+            let chunks = (stage..times.len()).step_by(stages);
+            stage_blocks(stage) + chunks.map(&beside_blocks).sum::<f64>()
+        };
+        passes_bound(&times, stages, microbatches, stage_microbatch) + step_phase
     }
 }
 
-/// Lower bound in seconds on the passes of a step. `chunks` are the times of one microbatch through each virtual stage.
+/// Lower bound in seconds on the passes of a step. `chunks` are the times of one microbatch through each virtual stage, and
+/// `stage_microbatch` is a lower bound on one microbatch through all chunks of a stage.
 ///
 /// Stage s begins after the forward passes of the first chunks of the stages before it, and after its last pass these
 /// run the backward passes of theirs.
-pub(super) fn passes_bound(chunks: &[f64], stages: usize, microbatches: u64) -> f64 {
+pub(super) fn passes_bound(
+    chunks: &[f64],
+    stages: usize,
+    microbatches: u64,
+    stage_microbatch: impl Fn(usize) -> f64,
+) -> f64 {
     let (mut before, mut bound) = (0.0, 0.0_f64);
     for stage in 0..stages {
-        let own: f64 = chunks.iter().skip(stage).step_by(stages).sum();
+        let of_chunks: f64 = chunks.iter().skip(stage).step_by(stages).sum();
+        let own = of_chunks.max(stage_microbatch(stage));
         bound = bound.max(before + microbatches as f64 * own);
         before += chunks[stage];
     }

@@ -84,10 +84,7 @@ impl<'a> StagePartitioner<'a> {
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
         if self.context.chunks > 1 {
-            let partition = self.even_partition(overheads, f64::INFINITY);
-            let bound = Seconds(self.interleaved_bound(overheads));
-            let partition = partition.map(|partition| Partition { bound, ..partition });
-            return (partition.into_iter().collect(), 1);
+            return (self.interleaved_partition(overheads, cutoff).into_iter().collect(), 1);
         }
         let mut open: Vec<&[StageOverhead]> = overheads.choices().collect();
         let cutoff = self.pruning_cutoff(cutoff);
@@ -125,8 +122,39 @@ impl<'a> StagePartitioner<'a> {
         (partitions, priced)
     }
 
-    /// Lower bound on the step of an interleaved pipeline, without a memory limit.
+    /// The partition of an interleaved pipeline; `None` where it does not fit, or takes at least `cutoff`.
+    fn interleaved_partition(
+        &self,
+        overheads: &PipelineOverheads,
+        cutoff: f64,
+    ) -> Option<Partition> {
+        let bound = self.interleaved_bound_within_memory(overheads)?;
+        let partition = (bound < cutoff).then(|| self.even_partition(overheads, f64::INFINITY));
+        Some(Partition { bound: Seconds(bound), ..partition?? })
+    }
+
+    /// Lower bound in seconds on the step of an interleaved pipeline, without a memory limit.
     pub(crate) fn interleaved_bound(&self, overheads: &PipelineOverheads) -> f64 {
+        self.interleaved_bound_above(overheads, |_| 0.0)
+    }
+
+    /// Lower bound in seconds on the step of an interleaved pipeline whose stages keep to their memory; `None` where one does
+    /// not fit, or the deadline has passed.
+    pub(crate) fn interleaved_bound_within_memory(
+        &self,
+        overheads: &PipelineOverheads,
+    ) -> Option<f64> {
+        let stages = Partition::with_counts(self.even_counts(), &|run| self.best_assignment(run))?;
+        let least = |stage: usize| stages.stages[stage].microbatch_time_min.0;
+        Some(self.interleaved_bound_above(overheads, least))
+    }
+
+    /// The bound where `stage_blocks` is a lower bound on one microbatch through all blocks of a stage.
+    fn interleaved_bound_above(
+        &self,
+        overheads: &PipelineOverheads,
+        stage_blocks: impl Fn(usize) -> f64,
+    ) -> f64 {
         let context = self.context;
         let overheads = overheads.of(&self.even_counts());
         let least = self.pruning_cutoff(f64::INFINITY);
@@ -139,7 +167,7 @@ impl<'a> StagePartitioner<'a> {
             microbatch: &least.microbatch_times_min,
             step_phase: &least.step_phase_times_min,
         };
-        blocks.step_bound(context, beside_blocks) + overheads[0].step_phase_min.0
+        blocks.step_bound(context, beside_blocks, stage_blocks) + overheads[0].step_phase_min.0
     }
 
     /// Relaxations of all stages by `relax`; `None` where they would exclude nothing, or cost as much as the

@@ -357,7 +357,7 @@ impl Partition {
             let chunks: Vec<f64> = (0..chunks)
                 .flat_map(|chunk| of_stages.iter().map(move |stage| time(&stage[chunk])))
                 .collect();
-            return passes_bound(&chunks, times.len(), step.microbatches) + step_phase(0);
+            return passes_bound(&chunks, times.len(), step.microbatches, |_| 0.0) + step_phase(0);
         }
         if step.schedule == PipelineSchedule::ZeroBubble {
             let forward: Vec<f64> =

@@ -127,7 +127,7 @@ fn interleaved_bound(chunks: &[Vec<PassTimes>], microbatches: u64) -> f64 {
     let time = |passes: &PassTimes| (passes.forward + passes.backward).0;
     let of_chunk = |chunk: usize| chunks.iter().map(move |stage| time(&stage[chunk]));
     let times: Vec<f64> = (0..chunks[0].len()).flat_map(of_chunk).collect();
-    passes_bound(&times, chunks.len(), microbatches)
+    passes_bound(&times, chunks.len(), microbatches, |_| 0.0)
 }
 
 #[test]
