@@ -245,6 +245,10 @@ impl StageLowering<'_> {
             self.buffers.insert(key, logits);
             return logits;
         }
+        if let Some(saved) = self.gradient_in_place(site, op, port, operand) {
+            self.buffers.insert(key, saved);
+            return saved;
+        }
         let origin = site.origin(&format!("d({})", site.plan.segment.value(value).name));
         let name = origin.to_string();
         let buffer = self.bind_or_create(key, |lowering| {
@@ -260,5 +264,35 @@ impl StageLowering<'_> {
             self.push_reshard(fill.into_iter().collect(), &origin, (buffer, buffer), None);
         }
         buffer
+    }
+    /// The buffer of an input that its gradient replaces: that of a gated product, the widest of a block, which nothing reads
+    /// later. Where weight gradients have a pass of their own, gradients outlive inputs and have buffers of their own.
+    fn gradient_in_place(
+        &self,
+        site: SegmentSite,
+        op: OpId,
+        port: usize,
+        operand: TemplateOperand,
+    ) -> Option<BufferId> {
+        let segment = &site.plan.segment;
+        let node = segment.op(op);
+        let schedule = StageSchedule::of(&self.plan.context, self.stage as u64);
+        if !matches!(node.op, Op::GatedProduct { .. }) || schedule.defers_weight_gradients() {
+            return None;
+        }
+        let id = node.inputs[port];
+        let value = segment.value(id);
+        let producer = value.producer?;
+        let strategy = site.plan.choice.ops[producer.0 as usize].choice.strategy;
+        let is_read_elsewhere = value.consumers.len() > 1
+            || segment.outputs.contains(&id)
+            || backward_reads_output(&segment.op(producer).op, strategy);
+        let shares_buffer = value.aliases.is_some()
+            || segment.value_ids().any(|other| segment.value(other).aliases == Some(id));
+        if is_read_elsewhere || shares_buffer || self.gradient_group(site, op, port) > 0 {
+            return None;
+        }
+        let saved = self.input(site, op, port);
+        (self.program.buffer(saved).extent == operand.extent).then_some(saved)
     }
 }

@@ -105,7 +105,7 @@ pub enum FusedOp {
         /// Plain or SwiGLU.
         product: GatedProduct,
     },
-    /// d(product), gate, up → d(gate), d(up).
+    /// d(product), gate, up → d(gate), d(up), in place of gate and up or not.
     GatedProductBackward {
         /// Plain or SwiGLU.
         product: GatedProduct,

@@ -9,9 +9,9 @@
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use narrows_cpu::kernels::{
-    self, AdamWStep, AttentionGradients, AttentionSaved, AttentionShape, GatedProductSaved,
-    GemmMode, MatrixView, MatrixViewMut, Parallel, ParameterState, ReducedStatistics, RmsNorm,
-    RmsNormGradients, RmsNormSaved, RopeTable, WriteMode,
+    self, AdamWStep, AttentionGradients, AttentionSaved, AttentionShape, GemmMode, MatrixView,
+    MatrixViewMut, Parallel, ParameterState, ReducedStatistics, RmsNorm, RmsNormGradients,
+    RmsNormSaved, RopeTable, WriteMode,
 };
 use narrows_plan::model::{Activation, GatedProduct, Rope};
 use narrows_runtime::GemmDtype;
@@ -225,14 +225,11 @@ fn gated_product_swiglu<const N: usize>(bencher: Bencher<'_, '_>) {
 
 #[divan::bench(consts = THREADS)]
 fn gated_product_swiglu_backward<const N: usize>(bencher: Bencher<'_, '_>) {
-    let (both, dy) = (elements(TOKENS * 2 * D_FF), elements(TOKENS * D_FF));
-    let mut gradients = vec![0.0; TOKENS * 2 * D_FF];
+    let (mut both, dy) = (elements(TOKENS * 2 * D_FF), elements(TOKENS * D_FF));
     run(bencher.counter(fused_bytes(5, D_FF)), N, |parallel| {
-        let both = MatrixView::new(&both, TOKENS, 2 * D_FF);
-        let (gate, up) = (both.column_range(0, D_FF), both.column_range(D_FF, D_FF));
-        let (dgate, dup) = MatrixViewMut::new(&mut gradients, TOKENS, 2 * D_FF).split_columns(D_FF);
-        let saved = GatedProductSaved { dy: MatrixView::new(&dy, TOKENS, D_FF), gate, up };
-        kernels::gated_product_backward(saved, GatedProduct::SwiGlu, dgate, dup, parallel);
+        let (gate, up) = MatrixViewMut::new(&mut both, TOKENS, 2 * D_FF).split_columns(D_FF);
+        let dy = MatrixView::new(&dy, TOKENS, D_FF);
+        kernels::gated_product_backward(dy, GatedProduct::SwiGlu, gate, up, parallel);
     });
 }
 

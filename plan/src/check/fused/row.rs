@@ -120,7 +120,7 @@ pub(super) fn gated_backward(
             format!("reads {}, not the input of its forward pass", operands.operand_name(1 + port))
         })?;
         let state = operands.reads[1 + port].with_value(graph.contribution(node, port));
-        writes.push(OperandWrite { state, target: WriteTarget::Fresh });
+        writes.push(OperandWrite { state, target: WriteTarget::FreshOrInPlace(1 + port) });
     }
     Ok(writes)
 }

@@ -9,7 +9,7 @@ use narrows_runtime::session::PositionRuns;
 use super::operands::{view, view_mut, with_scratch};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
-use crate::kernels::{self, GatedProductSaved, MatrixViewMut, Parallel, RopeTable};
+use crate::kernels::{self, MatrixViewMut, Parallel, RopeTable};
 
 pub(crate) fn rope(
     device: &mut CpuDevice,
@@ -97,6 +97,7 @@ pub(crate) fn gated_product(
     Ok(())
 }
 
+/// Gate and up are two operands, or side by side in one, which their gradients replace or not.
 pub(crate) fn gated_product_backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
@@ -106,22 +107,20 @@ pub(crate) fn gated_product_backward(
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
     let width = reads[0].extent.columns as usize;
     let mut operands = device.operands(scheduled)?;
-    let dy = view(operands.read(0), reads[0].extent);
-    let first = view(operands.read(1), reads[1].extent);
-    let first_gradient = view_mut(operands.write(0), writes[0].extent);
-    let (saved, dgate, dup) = match reads.get(2) {
-        Some(up) => {
-            let up = view(operands.read(2), up.extent);
-            let dup = view_mut(operands.write(1), writes[1].extent);
-            (GatedProductSaved { dy, gate: first, up }, first_gradient, dup)
+    let mut gradient = |index: usize| {
+        let (saved, gradient) = (operands.read(1 + index), operands.write(index));
+        // An operand in place is a written operand only, which holds what was saved.
+        if !saved.is_empty() {
+            gradient.copy_from_slice(saved);
         }
-        None => {
-            let (gate, up) = (first.column_range(0, width), first.column_range(width, width));
-            let (dgate, dup) = first_gradient.split_columns(width);
-            (GatedProductSaved { dy, gate, up }, dgate, dup)
-        }
+        view_mut(gradient, writes[index].extent)
     };
-    kernels::gated_product_backward(saved, product, dgate, dup, parallel);
+    let (gate, up) = match writes.len() {
+        1 => gradient(0).split_columns(width),
+        _ => (gradient(0), gradient(1)),
+    };
+    let dy = view(operands.read(0), reads[0].extent);
+    kernels::gated_product_backward(dy, product, gate, up, parallel);
     Ok(())
 }
 

@@ -49,51 +49,35 @@ impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_
     }
 }
 
-/// Inputs of [`gated_product_backward`], each `[tokens, width]`.
-#[derive(Clone, Copy, Debug)]
-pub struct GatedProductSaved<'a> {
-    /// Gradient of the product.
-    pub dy: MatrixView<'a>,
-    /// Gate input of forward.
-    pub gate: MatrixView<'a>,
-    /// Up input of forward.
-    pub up: MatrixView<'a>,
-}
-
-/// `GatedProductBackward`: dgate = dy⊙up⊙φ'(gate), dup = dy⊙φ(gate).
+/// `GatedProductBackward`, in place: gate becomes dy⊙up⊙φ'(gate), and up becomes dy⊙φ(gate). All are `[tokens, width]`.
 pub fn gated_product_backward(
-    saved: GatedProductSaved<'_>,
+    dy: MatrixView<'_>,
     product: GatedProduct,
-    dgate: MatrixViewMut<'_>,
-    dup: MatrixViewMut<'_>,
+    gate: MatrixViewMut<'_>,
+    up: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
-    let GatedProductSaved { dy, gate, up } = saved;
     let (rows, columns) = (dy.rows(), dy.columns());
-    assert!([gate.rows(), up.rows(), dgate.rows(), dup.rows()].iter().all(|r| *r == rows));
-    let widths = [gate.columns(), up.columns(), dgate.columns(), dup.columns()];
-    assert!(widths.iter().all(|width| *width == columns));
-    let operands = (dy, gate, up, dgate, dup);
+    assert!([gate.rows(), up.rows()].iter().all(|r| *r == rows));
+    assert!([gate.columns(), up.columns()].iter().all(|width| *width == columns));
+    let operands = (dy, gate, up);
     match product {
         GatedProduct::Plain => parallel.for_rows::<PlainBackwardRows, _>(rows, operands),
         GatedProduct::SwiGlu => parallel.for_rows::<SwiGluBackwardRows, _>(rows, operands),
     };
 }
 
-type GatedProductBackwardOperands<'a> =
-    (MatrixView<'a>, MatrixView<'a>, MatrixView<'a>, MatrixViewMut<'a>, MatrixViewMut<'a>);
+type GatedProductBackwardOperands<'a> = (MatrixView<'a>, MatrixViewMut<'a>, MatrixViewMut<'a>);
 
 struct PlainBackwardRows;
 
 impl SimdBody<GatedProductBackwardOperands<'_>> for PlainBackwardRows {
     #[inline(always)]
-    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): GatedProductBackwardOperands<'_>) {
+    fn run<S: Simd>((dy, mut gate, mut up): GatedProductBackwardOperands<'_>) {
         for row in 0..dy.rows() {
-            let inputs = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
-            let outputs = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
-            for ((dgate, dup), ((dy, gate), up)) in outputs.zip(inputs) {
-                *dgate = dy * up;
-                *dup = dy * gate;
+            let saved = gate.row_mut(row).iter_mut().zip(up.row_mut(row));
+            for (dy, (gate, up)) in dy.row(row).iter().zip(saved) {
+                (*gate, *up) = (dy * *up, dy * *gate);
             }
         }
     }
@@ -103,14 +87,13 @@ struct SwiGluBackwardRows;
 
 impl SimdBody<GatedProductBackwardOperands<'_>> for SwiGluBackwardRows {
     #[inline(always)]
-    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): GatedProductBackwardOperands<'_>) {
+    fn run<S: Simd>((dy, mut gate, mut up): GatedProductBackwardOperands<'_>) {
         for row in 0..dy.rows() {
-            let inputs = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
-            let outputs = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
-            for ((dgate, dup), ((dy, gate), up)) in outputs.zip(inputs) {
+            let saved = gate.row_mut(row).iter_mut().zip(up.row_mut(row));
+            for (dy, (gate, up)) in dy.row(row).iter().zip(saved) {
                 let sigmoid = sigmoid::<S>(*gate);
-                *dgate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
-                *dup = dy * gate * sigmoid;
+                let of_gate = dy * *up * sigmoid * (1.0 + *gate * (1.0 - sigmoid));
+                (*gate, *up) = (of_gate, dy * *gate * sigmoid);
             }
         }
     }
@@ -147,11 +130,11 @@ mod tests {
                 let y_view = MatrixViewMut::new(&mut y, rows, width);
                 gated_product_forward(gate, up, product, y_view, parallel);
                 assert_close(&y, &reference(&widen(&gate_up)), 1e-6);
-                let mut gradients = vec![0.0; gate_up.len()];
-                let (dgate, dup) =
+                let mut gradients = gate_up.clone();
+                let (gate, up) =
                     MatrixViewMut::new(&mut gradients, rows, 2 * width).split_columns(width);
-                let saved = GatedProductSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
-                gated_product_backward(saved, product, dgate, dup, parallel);
+                let dy_view = MatrixView::new(&dy, rows, width);
+                gated_product_backward(dy_view, product, gate, up, parallel);
                 let loss = |gate_up: &[f64]| weighted_sum(&reference(gate_up), &dy);
                 assert_close(&gradients, &finite_difference(&widen(&gate_up), loss), 1e-6);
             }

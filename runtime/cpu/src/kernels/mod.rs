@@ -47,7 +47,7 @@ pub use bias::{bias_backward, bias_forward};
 pub use elementwise::add;
 pub(crate) use elementwise::{add_into, copy, fill_zero, fill_zero_view};
 pub use embedding::{LookupTokens, embedding_gather, embedding_scatter_add};
-pub use gated_product::{GatedProductSaved, gated_product_backward, gated_product_forward};
+pub use gated_product::{gated_product_backward, gated_product_forward};
 pub use gemm::{gemm_forward, gemm_input_gradient, gemm_weight_gradient};
 pub use gemm_mode::{GemmMode, supports_bf16};
 pub(crate) use latent::latent_recover_in_place;

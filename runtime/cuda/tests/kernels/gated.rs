@@ -1,8 +1,7 @@
 //! Gated product of gate and up.
 
 use narrows_cpu::kernels::{
-    GatedProductSaved, MatrixView, MatrixViewMut, Parallel, gated_product_backward,
-    gated_product_forward,
+    MatrixView, MatrixViewMut, Parallel, gated_product_backward, gated_product_forward,
 };
 use narrows_plan::DType;
 use narrows_plan::model::GatedProduct;
@@ -30,10 +29,9 @@ fn gated_products_match_the_cpu() {
         let (gate, up) = (whole.column_range(0, width), whole.column_range(width, width));
         let mut y = vec![0.0; rows * width];
         gated_product_forward(gate, up, product, MatrixViewMut::new(&mut y, rows, width), SERIAL);
-        let mut gradients = vec![0.0; both.len()];
-        let (dgate, dup) = MatrixViewMut::new(&mut gradients, rows, 2 * width).split_columns(width);
-        let saved = GatedProductSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
-        gated_product_backward(saved, product, dgate, dup, SERIAL);
+        let mut gradients = both.clone();
+        let (gate, up) = MatrixViewMut::new(&mut gradients, rows, 2 * width).split_columns(width);
+        gated_product_backward(MatrixView::new(&dy, rows, width), product, gate, up, SERIAL);
 
         let columns = |of: &[f32], first: usize| -> Vec<f32> {
             of.chunks(2 * width).flat_map(|row| row[first..first + width].to_vec()).collect()
@@ -53,26 +51,32 @@ fn gated_products_match_the_cpu() {
             assert_near(dtype, &outcome.elements(result), &y, 1e-6);
 
             let op = FusedOp::GatedProductBackward { product };
-            let mut case = KernelCase::new(op, 1, (1, one.0));
-            let mut reads = vec![case.buffer(one, dtype, Some(&dy))];
-            if separate {
-                let halves = [columns(&both, 0), columns(&both, width)];
-                reads.extend(halves.iter().map(|half| case.buffer(one, dtype, Some(half))));
-            } else {
-                reads.push(case.buffer(two, dtype, Some(&both)));
-            }
-            let shapes = if separate { vec![one; 2] } else { vec![two] };
-            let writes: Vec<_> =
-                shapes.into_iter().map(|shape| case.buffer(shape, dtype, None)).collect();
-            case.reads(&reads).writes(&writes);
-            let Some(outcome) = case.run() else { return };
             let expected = if separate {
                 vec![columns(&gradients, 0), columns(&gradients, width)]
             } else {
                 vec![gradients.clone()]
             };
-            for (result, expected) in writes.iter().zip(&expected) {
-                assert_near(dtype, &outcome.elements(*result), expected, 1e-6);
+            for in_place in [false, true] {
+                let mut case = KernelCase::new(op, 1, (1, one.0));
+                let mut reads = vec![case.buffer(one, dtype, Some(&dy))];
+                if separate {
+                    let halves = [columns(&both, 0), columns(&both, width)];
+                    reads.extend(halves.iter().map(|half| case.buffer(one, dtype, Some(half))));
+                } else {
+                    reads.push(case.buffer(two, dtype, Some(&both)));
+                }
+                let shapes = if separate { vec![one; 2] } else { vec![two] };
+                let writes: Vec<_> = match in_place {
+                    true => reads[1..].to_vec(),
+                    false => {
+                        shapes.into_iter().map(|shape| case.buffer(shape, dtype, None)).collect()
+                    }
+                };
+                case.reads(&reads).writes(&writes);
+                let Some(outcome) = case.run() else { return };
+                for (result, expected) in writes.iter().zip(&expected) {
+                    assert_near(dtype, &outcome.elements(*result), expected, 1e-6);
+                }
             }
         }
     }
