@@ -27,6 +27,7 @@ mod step_phases;
 mod table;
 mod table_links;
 mod training_run;
+mod working_set;
 
 pub use breakdown::Breakdown;
 pub use exact_step::{ExactStepTime, ExactStepWork};
@@ -56,3 +57,4 @@ pub use table::{
 pub use training_run::{
     EndlessRun, FailureEstimate, FailureTerms, StepEstimate, TrainingRunEstimate, TrainingRunTerms,
 };
+pub use working_set::{WorkingBytes, WorkingSet};

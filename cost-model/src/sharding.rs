@@ -156,14 +156,16 @@ fn additions_min(strategies: &[OpParameters], context: &Context, prices: StreamP
     Seconds(strategies.iter().map(time).reduce(f64::min).unwrap_or(0.0))
 }
 
-fn gathered_bytes(parameters: &OpParameters, context: &Context) -> Bytes {
+/// Bytes of the gathered weight of an op; none where replicas do not shard it.
+pub(crate) fn gathered_bytes(parameters: &OpParameters, context: &Context) -> Bytes {
     match parameters.has_sharded_weight(context) {
         true => parameters.whole_weight_extent(context).bytes(),
         false => Bytes(0),
     }
 }
 
-fn reduced_bytes(parameters: &OpParameters, context: &Context) -> Bytes {
+/// Bytes of an op's gradient for one microbatch, in the format of its reduction; none where replicas do not shard it.
+pub(crate) fn reduced_bytes(parameters: &OpParameters, context: &Context) -> Bytes {
     let Extent { rows, columns, .. } = parameters.whole_gradient_extent(context);
     match parameters.has_sharded_gradient(context) {
         true => context.grad_reduce_dtype.dtype().bytes(rows * columns),

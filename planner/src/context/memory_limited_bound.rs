@@ -88,9 +88,9 @@ fn stage_lines(
     let model = &request.model;
     let (blocks, stages) = (segments.layer_shapes().len() as u64, context.mesh.pipeline);
     let vocabulary = model.vocab * model.hidden;
-    let ends = vocabulary * if model.tied { 1 } else { 2 } + model.hidden;
     let of_elements = |elements: u64| evenly_split_bytes(elements, context).as_f64();
-    let of_block = of_elements((segments.parameters() - ends) / blocks);
+    let of_block = of_elements(segments.block_parameters());
+    let ends = segments.parameters() - segments.block_parameters() * blocks;
     let limit: Bytes = request.arena_limit();
     let line = |stage: u64| {
         // A tied weight of a single stage is there once.
@@ -178,7 +178,10 @@ mod tests {
                 }
             }
         }
-        assert!(interleaved_raised > 0, "no interleaved pipeline of {solved} plans is bounded by memory");
+        assert!(
+            interleaved_raised > 0,
+            "no interleaved pipeline of {solved} plans is bounded by memory"
+        );
         (solved, raised)
     }
 }

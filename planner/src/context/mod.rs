@@ -8,6 +8,7 @@
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
 //! | `bucket_bound` | bound of a step that waits for gradient reductions or gathers of weights |
 //! | `sharding_bound` | bound of a step that waits for the collectives of sharded parameters |
+//! | `working_set_bound` | time that the memory of a backward pass costs |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
 //! | `sized_plan` | a plan whose arenas are known |
@@ -32,6 +33,7 @@ mod sharding_bound;
 mod sized_plan;
 mod solver;
 mod warm_start;
+mod working_set_bound;
 
 pub(crate) use average_stage::resident_bytes_min;
 pub(crate) use bounds::ContextBounds;

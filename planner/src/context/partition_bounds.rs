@@ -70,7 +70,17 @@ impl ContextSolver<'_> {
             return LayoutBound::NoImprovement;
         }
         match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
-            PartitionResult::Partitions(_, partitions) => LayoutBound::Bound(partitions[0].bound),
+            PartitionResult::Partitions(_, partitions) => {
+                let budgets = self.block_budgets(context, &relaxed, &no_reserve);
+                let cost = budgets.map_or(0.0, |budgets| {
+                    self.working_set_cost(context, fastest.boundary, budgets[0])
+                });
+                match partitions[0].bound.0 + cost {
+                    bound if bound < incumbent => LayoutBound::Bound(Seconds(bound)),
+                    _ if incumbent.is_finite() => LayoutBound::NoImprovement,
+                    _ => LayoutBound::Bound(partitions[0].bound),
+                }
+            }
             PartitionResult::Interrupted => LayoutBound::Bound(fastest.bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
             PartitionResult::NoneFits if incumbent.is_finite() => LayoutBound::NoImprovement,

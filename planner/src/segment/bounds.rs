@@ -1,6 +1,6 @@
 //! Bounds on the times of a segment over all of its choices.
 
-use narrows_cost_model::{PassTimesMin, ShardingMin, StepPhases};
+use narrows_cost_model::{PassTimesMin, ShardingMin, StepPhases, WorkingBytes, WorkingSet};
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::{BucketSplit, Context};
 
@@ -60,6 +60,19 @@ impl SegmentSolver<'_> {
             true => self.step_phase_bounds(spec, context).sharding_min,
             false => ShardingMin::default(),
         }
+    }
+
+    /// What the backward passes of a stage with all blocks of the model hold, where all have this shape.
+    pub(crate) fn working_sets(&self, spec: SegmentSpec, context: &Context) -> Vec<WorkingSet> {
+        let of_grouping = |grouping: &Grouping| {
+            let space = &self.prepare(spec, *grouping, context).priced.space;
+            WorkingBytes::least(space, context)
+        };
+        let of_groupings: Option<Vec<WorkingBytes>> =
+            self.groupings(spec).iter().map(of_grouping).collect();
+        let least = of_groupings.and_then(|all| all.into_iter().reduce(WorkingBytes::min));
+        let blocks = self.layer_shapes().len() as u64;
+        least.map_or(vec![], |least| least.of_stage(context, blocks))
     }
 
     fn step_phase_bounds(&self, spec: SegmentSpec, context: &Context) -> StepPhaseBounds {

@@ -11,6 +11,8 @@ pub(super) struct ModelLayers {
     pub layer_shapes: Vec<usize>,
     /// Number of parameters of the model.
     pub parameters: u64,
+    /// Number of parameters of a block on average, rounded down.
+    pub block_parameters: u64,
     /// Widths of the latents that cross from one block to the next.
     pub crossing_widths: Vec<u64>,
     /// The narrowest set of tensors between two neighbouring blocks.
@@ -23,7 +25,7 @@ impl ModelLayers {
         let crossing_widths = BlockShape::crossing_widths(&layers);
         let narrowest_carried = narrowest_carried(&layers, model.hidden);
         let mut shapes: Vec<BlockShape> = vec![];
-        let layer_shapes = layers
+        let layer_shapes: Vec<usize> = layers
             .into_iter()
             .map(|layer| {
                 shapes.iter().position(|shape| *shape == layer).unwrap_or_else(|| {
@@ -33,7 +35,17 @@ impl ModelLayers {
             })
             .collect();
         let parameters = model.parameters();
-        ModelLayers { shapes, layer_shapes, parameters, crossing_widths, narrowest_carried }
+        let vocabulary = model.vocab * model.hidden;
+        let ends = vocabulary * if model.tied { 1 } else { 2 } + model.hidden;
+        let block_parameters = (parameters - ends) / layer_shapes.len() as u64;
+        ModelLayers {
+            shapes,
+            layer_shapes,
+            parameters,
+            block_parameters,
+            crossing_widths,
+            narrowest_carried,
+        }
     }
 }
 

@@ -151,6 +151,11 @@ impl<'a> SegmentSolver<'a> {
         self.layers.parameters
     }
 
+    /// Number of parameters of a block on average, rounded down.
+    pub(crate) fn block_parameters(&self) -> u64 {
+        self.layers.block_parameters
+    }
+
     /// The value of each layer, computed once for each block shape.
     pub(crate) fn of_layers<T: Clone>(&self, of_shape: impl Fn(usize) -> T) -> Vec<T> {
         let shapes: Vec<T> = (0..self.layers.shapes.len()).map(of_shape).collect();

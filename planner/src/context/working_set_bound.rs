@@ -1,0 +1,122 @@
+//! Time that the working set of a backward pass costs, where memory binds and a plan has one stage.
+//!
+//! The bound of a context gives the blocks all memory besides embedding and head. At the backward pass of one of the last k
+//! blocks, a part of it holds the [working set](WorkingSet) of that pass, while the other blocks hold what they keep. With L
+//! blocks of ρ bytes of weights and optimizer states, M bytes of memory and a working set of W bytes, the step takes at least
+//!
+//! ```text
+//! k·(fastest block) + (least time of L − k blocks within M − k·ρ − W bytes)
+//! ```
+
+use narrows_cost_model::WorkingSet;
+use narrows_plan::strategy::BoundaryLayout;
+use narrows_plan::{Bytes, Context};
+
+use super::average_stage::evenly_split_bytes;
+use super::solver::ContextSolver;
+use crate::segment::SegmentSpec;
+
+/// Relative error of sums of times.
+const ROUNDING: f64 = 1e-9;
+
+impl ContextSolver<'_> {
+    /// Lower bound on the seconds by which the blocks of a plan with one stage take longer than those that fit into `budget`
+    /// bytes; infinite where no plan fits. 0 with several stages or shapes of blocks.
+    pub(super) fn working_set_cost(
+        &self,
+        context: &Context,
+        boundary: BoundaryLayout,
+        budget: Bytes,
+    ) -> f64 {
+        let segments = self.segments;
+        if context.mesh.pipeline > 1 || segments.shape_count() > 1 {
+            return 0.0;
+        }
+        let spec = SegmentSpec::block(0, boundary);
+        let blocks = segments.layer_shapes().len() as u64;
+        let least_time = |count: u64, bytes: f64| -> Option<f64> {
+            let count = count as f64;
+            let line = segments.supporting_line(spec, context, 1, Bytes((bytes / count) as u64))?;
+            match count * line.bytes_min > bytes {
+                true => Some(f64::INFINITY),
+                false => Some(count * line.intercept - line.multiplier * bytes),
+            }
+        };
+        let cost = |fastest: f64, resident: Bytes, set: &WorkingSet| -> Option<f64> {
+            let WorkingSet { last_blocks, bytes } = *set;
+            let others = blocks.checked_sub(last_blocks).filter(|others| *others > 0)?;
+            let left = budget.as_f64() - (resident * last_blocks + bytes).as_f64();
+            let least = match left > 0.0 {
+                true => least_time(others, left)?,
+                false => f64::INFINITY,
+            };
+            Some(last_blocks as f64 * fastest + least)
+        };
+        let within_budget = least_time(blocks, budget.as_f64()).filter(|time| time.is_finite());
+        let Some((within_budget, fastest)) = within_budget.zip(least_time(1, f64::MAX)) else {
+            return 0.0;
+        };
+        let resident = evenly_split_bytes(segments.block_parameters(), context);
+        let sets = segments.working_sets(spec, context);
+        let least = sets.iter().filter_map(|set| cost(fastest, resident, set));
+        let least = least.fold(within_budget, f64::max);
+        (least * (1.0 - ROUNDING) - within_budget).max(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use crate::context_space::contexts;
+    use crate::deadline::Deadline;
+    use crate::request::{MemoryLimit, Request};
+    use crate::segment::SegmentSolver;
+
+    use super::*;
+
+    /// Every arena holds what the working sets and the other blocks, embedding and head need, for plans with much and with
+    /// little memory.
+    #[test]
+    fn no_arena_is_smaller_than_a_working_set() {
+        let profile = profile::preset("a100-80gb").expect("a preset");
+        let (mut checked, mut bounded) = (0, 0.0_f64);
+        for (name, gib) in [("cola-350m", 3), ("cola-350m", 60), ("llama-130m", 2), ("svd-130m", 3)]
+        {
+            let model = presets::find(name).expect("a preset");
+            let request = Request {
+                memory_limit: MemoryLimit::Bytes(Bytes(gib << 30)),
+                ..Request::new(model, profile.clone(), 4, 16, 2048)
+            };
+            let segments = SegmentSolver::new(&request, Deadline::none());
+            let solver = ContextSolver::new(&request, &segments);
+            let of_one_stage = |context: &Context| context.mesh.pipeline == 1;
+            for context in contexts(&request).into_iter().filter(of_one_stage).step_by(3) {
+                let Some((_, context, embedding_and_head, partition)) =
+                    solver.even_partition(context, f64::INFINITY)
+                else {
+                    continue;
+                };
+                let ends = embedding_and_head.bytes(&context, 0);
+                let blocks = partition.stages[0].blocks.clone();
+                let arena = solver.size(&context, &embedding_and_head, partition).arenas[0];
+                let spec = SegmentSpec::block(0, embedding_and_head.boundary);
+                for set in segments.working_sets(spec, &context) {
+                    let others = blocks.len() - set.last_blocks as usize;
+                    let kept: Bytes = blocks[..others].iter().map(|block| block.bytes.kept).sum();
+                    let resident: Bytes = blocks.iter().map(|block| block.bytes.resident).sum();
+                    let needed = ends + resident + kept + set.bytes;
+                    assert!(needed <= arena, "{name}, {context:?}: {set:?} in {arena}");
+                    let all: Bytes = blocks.iter().map(|block| block.bytes.kept).sum();
+                    let counted = (ends + resident + all).as_f64();
+                    let share = (needed.as_f64() - counted) / (arena.as_f64() - counted);
+                    bounded = bounded.max(share);
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 60, "{checked} working sets");
+        assert!(bounded > 0.1, "at most {bounded} of what no block counts");
+    }
+}
