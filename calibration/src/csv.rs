@@ -22,7 +22,7 @@ use narrows_plan::{Defect, Defects, Mesh, Workload, Zero, json, short_number};
 use crate::framework::fit_conditions_of;
 use crate::measurements::{
     Citation, GptModel, MeasuredQuantity, Measurement, MeasurementUnit, MeasurementsFile,
-    MeasurementsFormat, TrainedModel, TrainingStep, validate,
+    MeasurementsFormat, StepLinears, TrainedModel, TrainingStep, validate,
 };
 
 /// Properties that are common to all rows and not stated in them.
@@ -205,6 +205,8 @@ impl CsvRow<'_> {
             weights: WeightRule::Any,
             zero: Zero::Off,
             overlap_tensor_collectives: false,
+            linears: StepLinears::Any,
+            accumulate_grad_in_fp32: None,
         };
         let value = self.number(TIME);
         Measurement {

@@ -18,8 +18,8 @@ use serde::Deserialize;
 
 use crate::measurements::{
     Citation, DecoderModel, EmbeddingKind, GptModel, MeasuredQuantity, Measurement,
-    MeasurementUnit, MeasurementsFile, MeasurementsFormat, MlpKind, StepRecompute, TrainedModel,
-    TrainingStep, validate,
+    MeasurementUnit, MeasurementsFile, MeasurementsFormat, MlpKind, StepLinears, StepRecompute,
+    TrainedModel, TrainingStep, validate,
 };
 
 /// Devices of rows, and the preset of each: eight a node.
@@ -263,6 +263,8 @@ impl RowReader<'_> {
             weights: WeightRule::Any,
             zero: self.zero(),
             overlap_tensor_collectives: false,
+            linears: StepLinears::Any,
+            accumulate_grad_in_fp32: None,
         }
     }
 

@@ -19,7 +19,8 @@ pub struct Breakdown {
     pub elementwise: f64,
     /// Collectives that no computation hides, and the time by which hidden ones slow the computation.
     pub collective_exposed: f64,
-    /// Idle time: stages that wait for others, and devices that wait for the launches of their host.
+    /// Idle time: stages that wait for others, devices that wait for the launches of their host, and the time of a step
+    /// beyond its kernels.
     pub bubble: f64,
     /// Gradient norm across stages, and AdamW.
     pub optimizer: f64,
@@ -44,6 +45,13 @@ impl Breakdown {
         let mut all = Breakdown::default();
         all.add(self, factor);
         all
+    }
+
+    /// The sum of both, part by part.
+    pub fn plus(&self, other: &Breakdown) -> Breakdown {
+        let mut sum = *self;
+        sum.add(other, 1.0);
+        sum
     }
 
     pub(crate) fn add(&mut self, other: &Breakdown, times: f64) {

@@ -20,8 +20,8 @@ pub(crate) struct BoundedContext {
     level: BoundLevel,
     /// Weight of a second of step time in the objective: the number of devices for the cost, otherwise 1.
     weight: f64,
-    /// Lower bound on the time that exact steps of LORO add to a step on average.
-    exact_share: Seconds,
+    /// Lower bound on the time of a step beyond its kernels.
+    beyond_kernels: Seconds,
     /// Bounds within the memory limit, once computed.
     bounds: Option<ContextBounds>,
 }
@@ -70,10 +70,19 @@ impl BoundedContext {
         (index, context): (usize, Context),
         passes: PassNumbers,
         bound: Result<Seconds, Infeasible>,
-        exact_share: Seconds,
+        beyond_kernels: Seconds,
     ) -> BoundedContext {
         let (weight, level) = (objective.weight(&context), BoundLevel::Ops);
-        BoundedContext { context, bound, index, passes, level, weight, exact_share, bounds: None }
+        BoundedContext {
+            context,
+            bound,
+            index,
+            passes,
+            level,
+            weight,
+            beyond_kernels,
+            bounds: None,
+        }
     }
 
     /// Position in the enumeration of contexts.
@@ -118,14 +127,14 @@ impl BoundedContext {
         self.value_of(self.step_time_bound())
     }
 
-    /// The value of the objective of a step without exact steps.
+    /// The value of the objective of a step whose kernels take this time.
     fn value_of(&self, step_time: f64) -> f64 {
-        self.weight * (step_time + self.exact_share.0)
+        self.weight * (step_time + self.beyond_kernels.0)
     }
 
-    /// The longest step without exact steps whose value of the objective is at most this one.
+    /// The longest time of the kernels of a step whose value of the objective is at most this one.
     fn step_time_of(&self, value: f64) -> f64 {
-        value / self.weight - self.exact_share.0
+        value / self.weight - self.beyond_kernels.0
     }
 
     /// The lower bound on the step time, in seconds; infinite for a context without a plan.
@@ -155,7 +164,7 @@ impl BoundedContext {
             ContextOutcome::Pruned if proven.is_finite() => first.max(self.step_time_of(proven)),
             _ => first,
         };
-        bound.is_finite().then_some(Seconds(bound) + self.exact_share)
+        bound.is_finite().then_some(Seconds(bound) + self.beyond_kernels)
     }
 
     /// Solves the context, unless its bound or the deadline excludes it.

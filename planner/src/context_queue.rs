@@ -57,8 +57,8 @@ impl<'a> ContextQueue<'a> {
                 false => solver.ops_bound(&context),
                 true => flops_bound(solver.request, &context),
             };
-            let exact_share = solver.exact_share_min(&context);
-            BoundedContext::new(objective, (index, context), passes, bound, exact_share)
+            let beyond_kernels = solver.beyond_kernels_min(&context);
+            BoundedContext::new(objective, (index, context), passes, bound, beyond_kernels)
         };
         let contexts: Vec<_> = contexts.into_par_iter().enumerate().map(bounded).collect();
         let mut open = ContextQueue { solvers, deadline, contexts: contexts.into() };

@@ -34,8 +34,9 @@ pub struct FeasiblePlan {
     pub program: CheckedProgram,
     /// Simulated time of the program's step.
     pub time: Seconds,
-    /// Time that exact steps of LORO add to a step on average, divided by the executor's step factor as `time` is.
-    pub exact_share: Seconds,
+    /// Time of a step beyond its kernels, divided by the executor's step factor as `time` is: that of the executor, and that
+    /// which exact steps of LORO add on average.
+    pub beyond_kernels: Seconds,
     /// Step time simulated from the stage times of the partition, before lowering.
     pub partition_time: Seconds,
     /// Lower bound of the partition; with one stage the solver's objective, equal to `time`.
@@ -45,9 +46,9 @@ pub struct FeasiblePlan {
 }
 
 impl FeasiblePlan {
-    /// Time of a step on average: that of the program's step, with its share of exact steps.
+    /// Time of a step on average: that of the program's step, and its time beyond kernels.
     pub fn average_time(&self) -> Seconds {
-        self.time + self.exact_share
+        self.time + self.beyond_kernels
     }
 
     /// Arena of the fullest stage.

@@ -206,13 +206,14 @@ pub fn predict_program(
     let price = |kernel: &Kernel| prices.kernel_time(kernel);
     let timeline = simulate(program, prices.streams(&price));
     let program = program.program();
-    let factor = profile.launch_costs(executor).step_factor;
+    let costs = profile.launch_costs(executor);
     let exact_step = ExactStepTime::of(program, profile);
     let exact_share = exact_step.map_or(Seconds(0.0), |exact_step| exact_step.per_step());
     let exact_interval = exact_step.map_or([Seconds(0.0); 2], |step| step.per_step_interval());
-    let kernel_time = timeline.step_time * factor;
-    let step = kernel_time + exact_share;
-    let mut breakdown_s = timeline.breakdown.scaled(factor);
+    let program_time = timeline.step_time * costs.step_factor + Seconds(costs.step_s);
+    let step = program_time + exact_share;
+    let mut breakdown_s = timeline.breakdown.scaled(costs.step_factor);
+    breakdown_s.bubble += costs.step_s;
     breakdown_s.other += exact_share.0;
     let kernels = kernels(program);
     let errors = ErrorModel::new(profile, executor, &context.mesh);
@@ -224,7 +225,7 @@ pub fn predict_program(
     Prediction {
         step_time_s: step.0,
         step_time_interval_s: [0, 1]
-            .map(|side: usize| kernel_time.0 * interval[side] + exact_interval[side].0),
+            .map(|side: usize| program_time.0 * interval[side] + exact_interval[side].0),
         tokens_per_s: tokens / step.0,
         mfu: flops / (peak * step.0),
         flops_per_s_per_device: flops / (step.0 * context.mesh.devices() as f64),

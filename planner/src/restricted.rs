@@ -68,7 +68,7 @@ pub(crate) fn improve_restricted(
         let context = &report.context;
         let (value, weight) = (objective.value(&best), objective.weight(context));
         let solver = solvers.of(context);
-        let cutoff = value / weight - solver.exact_share_min(context).0;
+        let cutoff = value / weight - solver.beyond_kernels_min(context).0;
         if bound(report) < value
             && let Some(faster) = solver.faster_plan_restricted(context, cutoff)
             && objective.value(&faster) < value

@@ -34,7 +34,7 @@ fn request(loro_every: Option<u64>) -> Request {
 #[test]
 fn the_average_step_is_minimised_over_all_meshes() {
     let without = search(&request(None)).best.unwrap();
-    assert_eq!((without.exact_share.0, without.plan.loro_every), (0.0, None));
+    assert_eq!((without.beyond_kernels.0, without.plan.loro_every), (0.0, None));
     let free = request(Some(10));
     let result = search(&free);
     let best = result.best.unwrap();
@@ -55,7 +55,7 @@ fn the_average_step_is_minimised_over_all_meshes() {
             }
             let Some(other) = search(&fixed).best else { continue };
             let share = ExactStepTime::of(other.program.program(), &fixed.profile).unwrap();
-            assert!((other.exact_share.0 * factor / share.per_step().0 - 1.0).abs() < 1e-9);
+            assert!((other.beyond_kernels.0 * factor / share.per_step().0 - 1.0).abs() < 1e-9);
             let least = ExactStepWork::of(&fixed.model, &fixed.profile)
                 .least_per_step(&other.program.program().context);
             assert!(least.0 > 0.0 && least.0 <= share.per_step().0 * (1.0 + 1e-9), "{fixed:?}");

@@ -55,6 +55,31 @@ fn damaged_measurements_are_located() {
         ("/measurements/58/mesh/tensor", json!(1), "kernels[0].norm: runs among the devices"),
         ("/measurements/30/mesh/tensor", json!(1), "measured.kernels[0].all_reduce: runs among"),
         (
+            "/measurements/51/measured/step/linears",
+            json!("separate"),
+            "measured.step.linears: `separate` is priced with fullrank-tp, vanilla-tp",
+        ),
+        (
+            "/measurements/50/measured/step/overlap_tensor_collectives",
+            json!(true),
+            "measured.step.linears: `separate` is priced without overlap",
+        ),
+        (
+            "/measurements/50/mesh/pipeline",
+            json!(2),
+            "measured.step.linears: is priced on one replica",
+        ),
+        (
+            "/measurements/50/executor",
+            json!("captured"),
+            "measured.step.accumulate_grad_in_fp32: differs from a plan in frameworks",
+        ),
+        (
+            "/measurements/60/measured/recomputation/accumulate_grad_in_fp32",
+            json!(true),
+            "measured.recomputation.accumulate_grad_in_fp32: is stated of planned steps alone",
+        ),
+        (
             "/measurements/53/measured/step/strategy",
             json!("fullrank-tp"),
             "measurements[53].measured.step.strategy: `fullrank-tp` shards dense linears",

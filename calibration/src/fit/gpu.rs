@@ -368,8 +368,11 @@ fn derive_launch_gaps(file: &mut ProfileFile, steps: &[MeasuredStep], machine: &
         );
         let (source, date) = (&machine.source, &machine.date);
         launch_costs.provenance = provenance(ProvenanceKind::Derived, Some(&how), source, date);
-        if launch_costs.step_factor != 1.0 {
-            launch_costs.provenance.assumed = vec!["step_factor".into()];
-        }
+        let is_assumed = [
+            ("step_factor", launch_costs.step_factor != 1.0),
+            ("step_s", launch_costs.step_s > 0.0),
+        ];
+        let assumed = is_assumed.into_iter().filter(|(_, is_assumed)| *is_assumed);
+        launch_costs.provenance.assumed = assumed.map(|(field, _)| field.into()).collect();
     }
 }

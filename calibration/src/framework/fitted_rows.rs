@@ -125,7 +125,7 @@ mod tests {
     use narrows_plan::{Workload, Zero};
 
     use super::*;
-    use crate::measurements::GptModel;
+    use crate::measurements::{GptModel, StepLinears};
 
     fn step() -> TrainingStep {
         let model = GptModel { layers: 24, hidden: 2048, heads: 16, vocabulary: 51_200 };
@@ -140,6 +140,8 @@ mod tests {
             weights: WeightRule::Any,
             zero: Zero::Off,
             overlap_tensor_collectives: false,
+            linears: StepLinears::Any,
+            accumulate_grad_in_fp32: None,
         }
     }
 

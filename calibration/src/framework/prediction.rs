@@ -12,8 +12,8 @@ use super::step::decoder_step_time_s;
 use super::terms::decoder_term_shares;
 use crate::measurements::{
     Citation, DecoderModel, EmbeddingKind, MeasuredQuantity, Measurement, MeasurementUnit,
-    MeasurementsFile, MeasurementsFormat, MlpKind, StepRecompute, TrainedModel, TrainingStep,
-    validate,
+    MeasurementsFile, MeasurementsFormat, MlpKind, StepLinears, StepRecompute, TrainedModel,
+    TrainingStep, validate,
 };
 use crate::step_terms::StepTerm;
 
@@ -91,6 +91,8 @@ pub fn predict_framework_step(
         weights: WeightRule::Any,
         zero,
         overlap_tensor_collectives: false,
+        linears: StepLinears::Any,
+        accumulate_grad_in_fp32: None,
     };
     check(&training, step.mesh, profile)?;
     let time_s = decoder_step_time_s(&table, decoder, &training, step.mesh, profile);

@@ -6,7 +6,7 @@ use narrows_plan::{Mesh, Workload, Zero};
 
 use super::{FrameworkTable, decoder_step_time_s, decoder_term_shares};
 use crate::measurements::{
-    DecoderModel, EmbeddingKind, MlpKind, StepRecompute, TrainedModel, TrainingStep,
+    DecoderModel, EmbeddingKind, MlpKind, StepLinears, StepRecompute, TrainedModel, TrainingStep,
 };
 
 const MODEL: DecoderModel = DecoderModel {
@@ -39,6 +39,8 @@ pub(super) fn full_rank_step(
         weights: WeightRule::Any,
         zero: Zero::Off,
         overlap_tensor_collectives: false,
+        linears: StepLinears::Any,
+        accumulate_grad_in_fp32: None,
     }
 }
 

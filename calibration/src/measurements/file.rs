@@ -206,6 +206,30 @@ pub struct TrainingStep {
     /// Whether tensor-axis collectives of activation gradients overlapped with weight-gradient GEMMs.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_tensor_collectives: bool,
+    /// Linears with a common input: q, k and v; gate and up.
+    #[serde(default, skip_serializing_if = "StepLinears::is_any")]
+    pub linears: StepLinears,
+    /// Whether microbatches added their gradients in fp32, and the optimizer updated weights in fp32, as Nanotron's option of
+    /// this name says; omitted, gradients and updates are those of the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accumulate_grad_in_fp32: Option<bool>,
+}
+
+/// Linears of a measured step with a common input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StepLinears {
+    /// Grouped or not, as in the fastest plan, which sums the gradient of their input over the tensor axis once.
+    #[default]
+    Any,
+    /// Modules of their own, each of which sums the gradient of its input over the tensor axis.
+    Separate,
+}
+
+impl StepLinears {
+    fn is_any(&self) -> bool {
+        *self == StepLinears::Any
+    }
 }
 
 impl TrainingStep {

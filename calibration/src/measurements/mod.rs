@@ -15,7 +15,7 @@ pub use sources::Citation;
 
 pub(crate) use file::{
     DecoderModel, EmbeddingKind, GptModel, KernelRun, Measurement, MeasurementsFormat, MlpKind,
-    TrainedModel, TrainingStep,
+    StepLinears, TrainedModel, TrainingStep,
 };
 pub(crate) use kernels::{KernelTimes, predicted_times};
 pub(crate) use validate::{nested, validate};

@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 
 use narrows_cost_model::interval::ErrorModel;
-use narrows_cost_model::{Breakdown, Profile, profile};
+use narrows_cost_model::{Breakdown, Prices, Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
-use narrows_plan::{Defect, Defects, Kernel, Mesh, PipelineSchedule, Zero};
+use narrows_plan::{CheckedProgram, DType, Defect, Defects, Kernel, Mesh, PipelineSchedule, Zero};
 use narrows_planner::{
-    MemoryLimit, Prediction, Request, RequestDefect, RequestField, kernels as kernels_of_step,
-    predict_program, search,
+    GroupingRule, MemoryLimit, Prediction, Request, RequestDefect, RequestField,
+    kernels as kernels_of_step, predict_program, search,
 };
 
 use crate::framework::{
@@ -21,10 +21,12 @@ use crate::framework::{
     is_fitted_step,
 };
 use crate::measurements::{
-    KernelRun, KernelTimes, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel,
-    TrainingStep, nested, predicted_times, priced_kernels,
+    KernelRun, KernelTimes, MeasuredQuantity, Measurement, MeasurementsFile, StepLinears,
+    TrainedModel, TrainingStep, nested, predicted_times, priced_kernels,
 };
 use crate::step_terms::{StepTerm, TermShare};
+
+use super::published_program::PublishedProgram;
 
 /// A measurement and its prediction.
 pub struct ComparedMeasurement<'a> {
@@ -46,6 +48,8 @@ pub struct ComparedMeasurement<'a> {
     pub terms: Vec<(StepTerm, f64)>,
     /// The fitted factor of a step's time over that of its kernels on this hardware.
     pub step_factor: f64,
+    /// The fitted time of a step beyond its kernels on this hardware.
+    pub step_s: f64,
 }
 
 /// The defects of one measurements file.
@@ -115,6 +119,7 @@ pub fn compare<'a>(
                     (!conditions.apply_to(step, profile)).then_some(conditions)
                 }),
                 step_factor: profile.launch_costs(measurement.executor).step_factor,
+                step_s: profile.launch_costs(measurement.executor).step_s,
             });
         }
     }
@@ -207,10 +212,19 @@ fn predict_step(
         return predicted;
     }
     let recompute = step.recompute.of_plan()?;
-    let PlannedStep { prediction, .. } = plan_step(step, measurement, profile, recompute)?;
-    let interval_s = prediction.step_time_interval_s;
-    let terms = shares(&prediction.breakdown_s);
-    Ok(PredictedTime { time_s: prediction.step_time_s, interval_s, terms })
+    if step.accumulate_grad_in_fp32.is_some() && profile.precision().compute_dtype() == DType::F32 {
+        let problem = format!("`{}` trains in fp32", profile.name());
+        return Err(Defect::new("accumulate_grad_in_fp32", problem).hint("leave it out").into());
+    }
+    let PlannedStep { prediction, program, .. } = plan_step(step, measurement, profile, recompute)?;
+    let prices = Prices::new(profile, measurement.executor, &mesh);
+    let factor = profile.launch_costs(measurement.executor).step_factor;
+    let added = PublishedProgram::added_time(step, program.program(), &prices).scaled(factor);
+    let time_s = prediction.step_time_s + added.total();
+    let interval_s =
+        prediction.step_time_interval_s.map(|bound| bound * time_s / prediction.step_time_s);
+    let terms = shares(&prediction.breakdown_s.plus(&added));
+    Ok(PredictedTime { time_s, interval_s, terms })
 }
 
 /// Predicts a step under a framework's table; `None` for a step of a plan.
@@ -273,6 +287,7 @@ fn predict_recomputation(
 /// The fastest plan under the restrictions of a measurement.
 struct PlannedStep {
     prediction: Prediction,
+    program: CheckedProgram,
     /// Kernels, each with its number of launches in a step.
     kernels: Vec<(Kernel, f64)>,
 }
@@ -300,6 +315,10 @@ fn plan_step(
         overlap_tensor_collectives: step.overlap_tensor_collectives,
         overlap_microbatch_pairs: false,
         rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },
+        grouping: match step.linears {
+            StepLinears::Any => GroupingRule::Auto,
+            StepLinears::Separate => GroupingRule::Off,
+        },
         memory_limit: MemoryLimit::None,
         executor: measurement.executor,
         ..Request::new(model, profile, devices, batch, length)
@@ -311,5 +330,6 @@ fn plan_step(
     let Request { model, profile, executor, .. } = &request;
     let resolved = best.plan.resolve(model).map_err(|defects| of_whole(defects.0))?;
     let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
-    Ok(PlannedStep { prediction, kernels: kernels_of_step(best.program.program()) })
+    let kernels = kernels_of_step(best.program.program());
+    Ok(PlannedStep { prediction, kernels, program: best.program })
 }

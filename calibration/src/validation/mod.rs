@@ -6,6 +6,7 @@ mod compare;
 mod errors;
 mod leave_one_out;
 mod preset_coverage;
+mod published_program;
 mod summary;
 
 pub use cells::{ErrorCell, MendingTerm, worst_cells};

@@ -464,6 +464,10 @@ pub struct LaunchCosts {
     /// allocator.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub step_factor: f64,
+    /// Time of a step beyond its kernels that no factor on them explains: the host between steps, and devices that wait for
+    /// it and for each other.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub step_s: f64,
     /// Error of measured steps relative to that time, apart from the errors of their kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_error: Option<RelativeError>,

@@ -74,6 +74,7 @@ impl ProfileFile {
             check.latency(&format!("{path}.launch_gap_s"), costs.launch_gap_s);
             check.latency(&format!("{path}.host_launch_s"), costs.host_launch_s);
             check.within(&format!("{path}.step_factor"), costs.step_factor, 0.5..=5.0);
+            check.within(&format!("{path}.step_s"), costs.step_s, 0.0..=10.0);
             check.provenance(&path, &costs.provenance);
             if let Some(error) = &costs.step_error {
                 check.relative_error(&format!("{path}.step_error"), error);

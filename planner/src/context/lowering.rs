@@ -60,13 +60,13 @@ impl ContextSolver<'_> {
         let prices = self.segments.prices(&decisions.context);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let time = simulate(&program, prices.streams(&price)).step_time;
-        let exact_share = self.exact_share(program.program());
+        let beyond_kernels = self.beyond_kernels(program.program());
         FeasiblePlan {
             decisions,
             plan,
             program,
             time,
-            exact_share,
+            beyond_kernels,
             partition_time,
             objective,
             method,
@@ -78,22 +78,23 @@ impl ContextSolver<'_> {
         (sized.peak_arena() <= self.request.arena_limit()).then(|| self.complete(sized))
     }
 
-    /// Time that exact steps of LORO add to a step of this program on average, in the scale of simulated times.
-    fn exact_share(&self, program: &Program) -> Seconds {
+    /// Time of a step of this program beyond its kernels, in the scale of simulated times: that of the executor, and that which
+    /// exact steps of LORO add on average.
+    fn beyond_kernels(&self, program: &Program) -> Seconds {
         let exact_step = ExactStepTime::of(program, &self.request.profile);
-        self.in_simulated_time(exact_step.map_or(Seconds(0.0), |exact_step| exact_step.per_step()))
+        self.with_executor(exact_step.map_or(Seconds(0.0), |exact_step| exact_step.per_step()))
     }
 
-    /// A lower bound on the time that exact steps of LORO add to a step of a context on average, in the scale of simulated
-    /// times.
-    pub(crate) fn exact_share_min(&self, context: &Context) -> Seconds {
+    /// A lower bound on the time of a step of a context beyond its kernels, in the scale of simulated times.
+    pub(crate) fn beyond_kernels_min(&self, context: &Context) -> Seconds {
         let least = |work: &ExactStepWork| work.least_per_step(context);
-        self.in_simulated_time(self.exact_work.as_ref().map_or(Seconds(0.0), least))
+        self.with_executor(self.exact_work.as_ref().map_or(Seconds(0.0), least))
     }
 
-    /// A time outside the kernels of a step, which the executor's step factor does not multiply.
-    fn in_simulated_time(&self, time: Seconds) -> Seconds {
-        time * (1.0 / self.request.profile.launch_costs(self.request.executor).step_factor)
+    /// Time of exact steps and of the executor, which its step factor does not multiply, in the scale of simulated times.
+    fn with_executor(&self, exact_steps: Seconds) -> Seconds {
+        let launch_costs = self.request.profile.launch_costs(self.request.executor);
+        (exact_steps + Seconds(launch_costs.step_s)) * (1.0 / launch_costs.step_factor)
     }
 
     fn resolve(&self, plan: &Plan) -> ResolvedPlan {

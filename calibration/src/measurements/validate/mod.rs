@@ -1,6 +1,7 @@
 //! Validation of measurements: references that resolve, sizes that divide, measurements in range.
 
 mod decoder;
+mod program;
 mod step;
 
 use std::collections::HashMap;

@@ -50,6 +50,7 @@ impl MeasurementValidator {
             let hint = "leave it out, or describe the model as a `decoder`";
             self.defect_with_hint(&format!("{at}.framework"), problem.into(), hint);
         }
+        self.program(kind, step, measurement);
         match &step.model {
             TrainedModel::Gpt(gpt) => self.gpt_step(&at, gpt, step, measurement),
             TrainedModel::Decoder(model) => self.decoder_step(&at, model, step, measurement),
