@@ -389,10 +389,10 @@ fn collect(value: &Value, path: String, pointers: &mut Vec<String>) {
 #[test]
 fn fingerprints_of_presets_are_unchanged() {
     let expected = [
-        ("a100-40gb", "0dce1f841c72397b4e9d5d734065abf373c4c3c97dfda69f90549dfe5a18952d"),
-        ("a100-80gb", "97c20b0008c4425759be7d63319cab984c56f3993179667a241883d09ac9b63b"),
-        ("a100-80gb-8", "c22ca975e93e10e477073363088979dfa70332696e25e564c778462e741c1689"),
-        ("a100-80gb-8-4nic", "992759348e051013c157905db5214dc3cb770a7f9c33e0a0348ae00c151019cb"),
+        ("a100-40gb", "55d497f1b17655958b5ff97d57a3e573d7818236adb233ce0ac3387e5f11447f"),
+        ("a100-80gb", "87b454cc297d91bb554fab5fafaf94c706875efd44d9dea92e83dd6e1c25906a"),
+        ("a100-80gb-8", "004d2a77eaed64ef74f5bf2afa36b3fc21b7f6aac5b31292c0709058c29f48fe"),
+        ("a100-80gb-8-4nic", "a889e1c73d57f4839686afcb19baca60f3820c8ddceef6b1e6bc5cc64478e755"),
         ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
         ("h100-sxm", "10f9d7a3c8f9efd0aae6d69a934a6f71cfcec9fb42317c8db37aff060be2f3e7"),
         ("h100-sxm-measured", "7b3cfbd27b0c6d6d6663d625f9f98a307c4bbcd077ae9207ca368b188c6b08fc"),

@@ -127,7 +127,8 @@ fn damaged_measurements_are_located() {
         ("/format", json!("narrows-measurements/9"), "format"),
     ] {
         let mut file: Value = serde_json::from_str(text).unwrap();
-        *file.pointer_mut(pointer).expect(pointer) = value;
+        let (parent, key) = pointer.rsplit_once('/').expect(pointer);
+        file.pointer_mut(parent).expect(pointer)[key] = value;
         fs::write(&path, file.to_string()).unwrap();
         let message = failure(&format!("validate --measurements {}", path.display()), 2);
         assert!(message.contains(part), "{pointer}: {message}");
@@ -270,7 +271,7 @@ fn published_megatron_steps_are_predicted() {
 fn fitted_steps_are_left_out_in_turn() {
     let document = answer("validate");
     let figures = document["left_out"].as_array().unwrap();
-    assert_eq!(figures.len(), 3);
+    assert_eq!(figures.len(), 8);
     let text = stdout("validate");
     let table = text.split("each left out of the fit in turn").nth(1).expect("a table");
     let table = table.split("Sources").next().unwrap();
@@ -338,25 +339,41 @@ fn a_profile_file_replaces_the_preset_of_its_name() {
     assert!(warning.contains("no measurement names `h100-sxm`"), "{warning}");
 }
 
-/// Bounds include the step factor of the executor, as predictions do. Launches of the host lengthen the step alone.
+/// Bounds include the time of a step beyond its kernels and the factor on them, as predictions do. Launches of the host
+/// lengthen the step alone.
 #[test]
-fn eager_bounds_include_the_step_factor() {
+fn eager_bounds_include_the_time_beyond_kernels() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a100.json");
     let mut profile: Value =
         serde_json::from_str(include_str!("../../profiles/a100-80gb.json")).unwrap();
     let plan = "plan --model cola-tiny --devices 2 --tensor 2 --executor eager";
+    assert_eq!(profile["executors"]["eager"]["step_s"], json!(0.048));
+    let planned = |profile: &Value| {
+        fs::write(&path, profile.to_string()).unwrap();
+        answer(&format!("{plan} --hardware {}", path.display()))
+    };
     let ratio = |document: &Value| {
         let (step, bound) =
             (&document["prediction"]["step_time_s"], &document["search"]["bound_s"]);
-        step.as_f64().unwrap() / bound.as_f64().unwrap()
+        let [step, bound] = [step, bound].map(|time_s| time_s.as_f64().unwrap() - 0.048);
+        step / bound
     };
+    let step_s = |document: &Value| document["prediction"]["step_time_s"].as_f64().unwrap();
+    let bubble_s =
+        |document: &Value| document["prediction"]["breakdown_s"]["bubble"].as_f64().unwrap();
     assert!(ratio(&answer(plan)) > 1.05);
     profile["executors"]["eager"]["host_launch_s"] = json!(0.0);
-    fs::write(&path, profile.to_string()).unwrap();
-    let document = answer(&format!("{plan} --hardware {}", path.display()));
-    assert_eq!(document["search"]["status"], "optimal");
-    assert!((ratio(&document) - 1.0).abs() < 1e-6, "{}", ratio(&document));
+    let document = planned(&profile);
+    profile["executors"]["eager"]["step_factor"] = json!(1.5);
+    let scaled = planned(&profile);
+    for document in [&document, &scaled] {
+        assert_eq!(document["search"]["status"], "optimal");
+        assert!((ratio(document) - 1.0).abs() < 1e-6, "{}", ratio(document));
+        assert!((bubble_s(document) - 0.048).abs() < 1e-9, "{document}");
+    }
+    let kernels_s = step_s(&document) - 0.048;
+    assert!((step_s(&scaled) - 0.048 - 1.5 * kernels_s).abs() < 1e-9, "{document} {scaled}");
 }
 
 /// The rows of a picture are all of the measurements, with their whole names.

@@ -162,11 +162,11 @@ mod tests {
     /// A step of LLaMA-7B with four microbatches of one sequence on four devices, and its plan.
     fn planned(linears: StepLinears) -> (TrainingStep, CheckedProgram, Prices) {
         let file = shipped().expect("measurements").remove(0);
-        let steps = file.measurements.into_iter().filter_map(|it| match it.measured {
+        let mut steps = file.measurements.into_iter().filter_map(|it| match it.measured {
             MeasuredQuantity::Step(step) => Some(*step),
             _ => None,
         });
-        let mut step = steps.last().expect("a step");
+        let mut step = steps.next().expect("a step");
         step.workload = Workload { global_batch: 4, sequence_length: TOKENS, micro_batch: 1 };
         (step.linears, step.accumulate_grad_in_fp32) = (linears, None);
         let request = Request {

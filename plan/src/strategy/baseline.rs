@@ -69,6 +69,11 @@ impl Baseline {
         self == Baseline::MegatronSp
     }
 
+    /// Whether every device has the whole input of a block's first linears, so that each device has a part of its gradient.
+    pub fn has_whole_inputs(self) -> bool {
+        matches!(self, Baseline::FullrankTp | Baseline::VanillaTp | Baseline::VanillaTpPublished)
+    }
+
     /// The baseline of dense models that shards, or does not shard, the residual stream on tokens.
     pub fn of_dense_model(shards_tokens: bool) -> Baseline {
         if shards_tokens { Baseline::MegatronSp } else { Baseline::FullrankTp }

@@ -31,12 +31,10 @@ impl MeasurementValidator {
             }
         }
         let field = format!("measured.{kind}.linears");
-        let column_first =
-            [Baseline::FullrankTp, Baseline::VanillaTp, Baseline::VanillaTpPublished];
-        if separate && !column_first.contains(&step.strategy) {
-            let names = column_first.map(Baseline::name).join(", ");
-            let problem =
-                format!("`separate` is priced with {names}, whose linears share a whole input");
+        if separate && !step.strategy.has_whole_inputs() {
+            let strategies = Baseline::ALL.into_iter().filter(|it| it.has_whole_inputs());
+            let names: Vec<&str> = strategies.map(Baseline::name).collect();
+            let problem = format!("`separate` is priced with {} alone", names.join(", "));
             self.defect_with_hint(&field, problem, "leave it out");
         }
         if separate && step.overlap_tensor_collectives {
