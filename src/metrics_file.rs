@@ -80,11 +80,50 @@ fn parse_line<'a, T: Deserialize<'a>>(
 }
 
 impl MetricsFile {
-    /// Creates a file, or opens standard output. An existing file is truncated.
+    /// Creates a file, or opens standard output. An existing file with a complete line is renamed, with a warning, so that
+    /// no line of another run is lost.
     ///
     /// # Errors
-    /// A file that cannot be written, or into which another run writes; the file is then left unchanged.
+    /// A file that cannot be written or renamed, one into which another run writes, and one with other lines; the file is
+    /// then left unchanged.
     pub fn create(output: &OsStr) -> CommandResult<MetricsFile> {
+        MetricsFile::begin(output, |name, kept| {
+            format!("{name} has the steps of another run: it is now {kept}")
+        })
+    }
+
+    /// As [`create`](MetricsFile::create), for a run that begins anew since there is no checkpoint to resume from.
+    ///
+    /// # Errors
+    /// Those of [`create`](MetricsFile::create).
+    pub fn restart(output: &OsStr) -> CommandResult<MetricsFile> {
+        MetricsFile::begin(output, |name, kept| {
+            format!(
+                "{name} has steps of which no checkpoint is left: it is now {kept}, and the run begins at the first step"
+            )
+        })
+    }
+
+    /// Begins a file. `warning` gets the name of an existing file with lines, and the name that it has from now on.
+    fn begin(output: &OsStr, warning: impl Fn(&str, &str) -> String) -> CommandResult<MetricsFile> {
+        let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
+        if is_stdout(output) || !regular {
+            return MetricsFile::open_empty(output);
+        }
+        let name = output.to_string_lossy().into_owned();
+        let file = open_locked(&name, output, fs::OpenOptions::new().read(true).append(true))?;
+        let has_lines = lines_until(&name, &file, u64::MAX)?.bytes > 0;
+        drop(file);
+        if has_lines {
+            let kept =
+                set_aside(Path::new(output)).map_err(|error| write_failure(&name, &error))?;
+            warn(&warning(&name, &kept.display().to_string()));
+        }
+        MetricsFile::open_empty(output)
+    }
+
+    /// Opens standard output, a pipe or a file without complete lines, which is truncated.
+    fn open_empty(output: &OsStr) -> CommandResult<MetricsFile> {
         let name = output.to_string_lossy().into_owned();
         if is_stdout(output) {
             return Ok(MetricsFile { name, file: Box::new(io::stdout()) });
@@ -98,31 +137,6 @@ impl MetricsFile {
         Ok(MetricsFile { name, file: Box::new(file) })
     }
 
-    /// Creates a file for a run that begins anew, although an earlier one may have written it: an existing file with a complete line
-    /// is renamed, with a warning, so that no line is lost.
-    ///
-    /// # Errors
-    /// As [`create`](MetricsFile::create), and a file that cannot be renamed.
-    pub fn restart(output: &OsStr) -> CommandResult<MetricsFile> {
-        let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
-        if is_stdout(output) || !regular {
-            return MetricsFile::create(output);
-        }
-        let name = output.to_string_lossy().into_owned();
-        let file = open_locked(&name, output, fs::OpenOptions::new().read(true).append(true))?;
-        let has_lines = lines_until(&name, &file, u64::MAX)?.bytes > 0;
-        drop(file);
-        if has_lines {
-            let kept =
-                set_aside(Path::new(output)).map_err(|error| write_failure(&name, &error))?;
-            let kept = kept.display();
-            warn(&format!(
-                "{name} has steps of which no checkpoint is left: it is now {kept}, and the run begins at the first step"
-            ));
-        }
-        MetricsFile::create(output)
-    }
-
     /// Continues a file after the line of `step`. Lines of later steps and an incomplete line are removed, since the
     /// steps are repeated.
     ///
@@ -131,7 +145,7 @@ impl MetricsFile {
     pub fn resume(output: &OsStr, step: u64) -> CommandResult<MetricsFile> {
         let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
         if is_stdout(output) || !regular {
-            return MetricsFile::create(output);
+            return MetricsFile::open_empty(output);
         }
         let name = output.to_string_lossy().into_owned();
         let mut options = fs::OpenOptions::new();
@@ -258,25 +272,28 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_begins_anew_loses_no_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("m.jsonl");
-        let restart = || {
-            let mut lines = MetricsFile::restart(path.as_os_str()).unwrap();
-            lines.write(&serde_json::json!({ "step": 1 })).unwrap();
-        };
-        restart();
-        fs::write(&path, "{\"st").unwrap();
-        restart();
-        fs::write(&path, "{\"step\":1}\n{\"st").unwrap();
-        restart();
-        restart();
-        let names = ["m.jsonl", "m.jsonl.old-1", "m.jsonl.old-2"];
-        let texts = names.map(|name| fs::read_to_string(folder.path().join(name)).unwrap());
-        assert_eq!(texts, ["{\"step\":1}\n", "{\"step\":1}\n{\"st", "{\"step\":1}\n"]);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        fs::write(&path, "Call me Ishmael.\n").unwrap();
-        assert!(MetricsFile::restart(path.as_os_str()).is_err(), "a file of another kind");
+    fn a_run_that_begins_loses_no_line_of_another() {
+        for begin in [MetricsFile::create, MetricsFile::restart] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("m.jsonl");
+            let write_line = || {
+                let mut lines = begin(path.as_os_str()).unwrap();
+                lines.write(&serde_json::json!({ "step": 1 })).unwrap();
+            };
+            write_line();
+            fs::write(&path, "{\"st").unwrap();
+            write_line();
+            fs::write(&path, "{\"step\":1}\n{\"st").unwrap();
+            write_line();
+            write_line();
+            let names = ["m.jsonl", "m.jsonl.old-1", "m.jsonl.old-2"];
+            let texts = names.map(|name| fs::read_to_string(folder.path().join(name)).unwrap());
+            assert_eq!(texts, ["{\"step\":1}\n", "{\"step\":1}\n{\"st", "{\"step\":1}\n"]);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+            fs::write(&path, "Call me Ishmael.\n").unwrap();
+            assert!(begin(path.as_os_str()).is_err(), "a file of another kind");
+            assert_eq!(fs::read_to_string(&path).unwrap(), "Call me Ishmael.\n");
+        }
     }
 
     #[test]

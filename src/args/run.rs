@@ -57,7 +57,7 @@ pub struct RunArgs {
     /// Validation.
     #[command(flatten)]
     pub validation: ValidationArgs,
-    /// Write one JSON object per step to this file, or `-`
+    /// Write one JSON object per step to this file, or `-`; one with the steps of another run is renamed
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<OsString>,
     /// Write event files for TensorBoard to this folder
