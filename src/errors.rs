@@ -162,6 +162,7 @@ fn flag(field: RequestField) -> &'static str {
         RequestField::Pipeline => "--pipeline",
         RequestField::Data => "--data-parallel",
         RequestField::Context => "--context",
+        RequestField::ContextAttention => "--context-attention",
         RequestField::GradReduceDtype => "--grad-reduce-dtype",
         RequestField::ShardSize => "--shard-size",
         RequestField::LoroEvery => "--loro-every",

@@ -32,15 +32,7 @@ impl Request {
     /// overlap with computation. One without a context axis.
     pub(crate) fn context_attentions(&self, mesh: &Mesh) -> Vec<ContextAttention> {
         use ContextAttention::{Exchange, Gather, Ring};
-        let is_legal = |attention: &ContextAttention| {
-            attention.divides_heads(mesh, &self.model)
-                && attention.divides_positions(mesh, self.sequence_length)
-                && match attention {
-                    Exchange => true,
-                    Gather => self.may_separate_queries(),
-                    Ring => self.model.least_window(self.sequence_length).is_none(),
-                }
-        };
+        let is_legal = |attention: &ContextAttention| self.allows_attention(mesh, *attention);
         let is_candidate =
             |attention: &ContextAttention| match (self.fixed_context_attention(), attention) {
                 _ if mesh.context == 1 => *attention == Exchange,
@@ -59,6 +51,32 @@ impl Request {
         candidates.filter(|attention| is_candidate(attention) && is_legal(attention)).collect()
     }
 
+    /// Whether a mesh divides the heads and positions of an attention, and the model and the grouping allow it.
+    fn allows_attention(&self, mesh: &Mesh, attention: ContextAttention) -> bool {
+        attention.divides_heads(mesh, &self.model)
+            && attention.divides_positions(mesh, self.sequence_length)
+            && self.defect_of_attention(attention).is_none()
+    }
+
+    /// The reason why no context axis can have an attention, and a change to try.
+    fn defect_of_attention(&self, attention: ContextAttention) -> Option<(String, &'static str)> {
+        match attention {
+            ContextAttention::Exchange => None,
+            ContextAttention::Gather => (!self.may_separate_queries()).then(|| {
+                let problem =
+                    "queries are one tensor with keys and values, which are gathered alone";
+                (problem.to_owned(), "another --grouping than `on`")
+            }),
+            ContextAttention::Ring => {
+                let window = self.model.least_window(self.sequence_length)?;
+                let problem = format!(
+                    "ring attention passes all keys around, but a sliding window of {window} keys hides some of them"
+                );
+                Some((problem, "--context-attention gather"))
+            }
+        }
+    }
+
     /// Whether some grouping leaves queries a tensor without keys and values.
     fn may_separate_queries(&self) -> bool {
         let of_all = Grouping { qkv: true, gate_up: true };
@@ -67,13 +85,19 @@ impl Request {
         self.grouping != GroupingRule::On || BlockShape::all(&self.model).iter().all(is_separate)
     }
 
-    /// A fixed context axis that divides no sequence, or not the heads of attention on any tensor axis.
+    /// A fixed attention that no context axis can have, or a fixed context axis that divides no sequence, or not the heads
+    /// of attention on any tensor axis.
     pub(crate) fn defect_of_context_axis(&self) -> Option<RequestDefect> {
-        let context = self.context?;
+        let Some(context) = self.context else {
+            let (problem, hint) = self.defect_of_attention(self.context_attention?)?;
+            let (field, hint) = (RequestField::ContextAttention, Some(hint.to_owned()));
+            return Some(RequestDefect { field, problem, hint });
+        };
         let tensor = self.tensor.unwrap_or(1);
         let mesh = Mesh { tensor, pipeline: 1, data: 1, context };
         let Model { heads, kv_heads, .. } = self.model;
         let fixed = self.fixed_context_attention();
+        let of_gather = self.defect_of_attention(ContextAttention::Gather);
         let (problem, hint) = if !self.sequence_length.is_multiple_of(context) {
             let problem = format!(
                 "{context} devices do not divide {} positions evenly",
@@ -82,18 +106,18 @@ impl Request {
             (problem, "a divisor of the sequence length")
         } else if !self.context_attentions(&mesh).is_empty() {
             return None;
-        } else if let (Some(window), Some(ContextAttention::Ring)) =
-            (self.model.least_window(self.sequence_length), fixed)
+        } else if let Some(ContextAttention::Ring) = fixed
+            && let Some(defect) = self.defect_of_attention(ContextAttention::Ring)
         {
-            let problem = format!(
-                "ring attention passes all keys around, but a sliding window of {window} keys hides some of them"
-            );
-            (problem, "--context-attention gather")
+            defect
         } else if !matches!(fixed, Some(ContextAttention::Exchange | ContextAttention::Ring))
-            && !self.may_separate_queries()
+            && let Some((problem, hint)) = of_gather
         {
-            let problem = "queries are one tensor with keys and values, which are gathered alone";
-            (problem.into(), "another --grouping than `on`")
+            let hint = match self.allows_attention(&mesh, ContextAttention::Ring) {
+                true => "another --grouping than `on`, or --context-attention ring",
+                false => hint,
+            };
+            (problem, hint)
         } else if fixed != Some(ContextAttention::Exchange)
             && ContextAttention::Gather.divides_heads(&mesh, &self.model)
         {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use narrows_plan::counts::plural;
 use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
 use narrows_plan::{Bytes, Mesh, PipelineSchedule, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
@@ -141,8 +142,8 @@ fn reason_of_empty_space(request: &Request) -> (String, String) {
         (devices, _) => format!("{devices} devices"),
     };
     let cause = format!(
-        "because no mesh of {devices} with these axes divides {} sequences into microbatches",
-        request.global_batch
+        "because no mesh of {devices} with these axes divides {} into microbatches",
+        plural(request.global_batch, "sequence")
     );
     (cause, "another --global-batch or --micro-batch, or fewer fixed axes".into())
 }

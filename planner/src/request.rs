@@ -99,6 +99,8 @@ pub enum RequestField {
     Data,
     /// [`Request::context`].
     Context,
+    /// [`Request::context_attention`].
+    ContextAttention,
     /// [`Request::grad_reduce_dtype`].
     GradReduceDtype,
     /// [`Request::shard_size`].
@@ -120,6 +122,7 @@ impl fmt::Display for RequestField {
             RequestField::Pipeline => "pipeline axis",
             RequestField::Data => "data axis",
             RequestField::Context => "context axis",
+            RequestField::ContextAttention => "attention on a context axis",
             RequestField::GradReduceDtype => "gradient reduction",
             RequestField::ShardSize => "shard group",
             RequestField::LoroEvery => "exact steps",
@@ -286,8 +289,12 @@ impl Request {
                 "{} tokens exceed the {} that `{}` supports",
                 self.sequence_length, self.model.max_sequence_length, self.model.name
             );
-            let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
-            push(RequestField::SequenceLength, problem, Some(hint));
+            let hint = format!(
+                "a shorter sequence; a larger max_sequence_length in a model file, or max_position_embeddings in a \
+                 config.json; or `narrows whatif --sweep sequence_length={}`, which prices any length",
+                self.sequence_length
+            );
+            push(RequestField::SequenceLength, problem, Some(&hint));
         }
         let tokens = |sequences: u64| sequences.saturating_mul(self.sequence_length);
         if let Some(size) = self.micro_batch.filter(|size| tokens(*size) > GEMM_SIZE_MAX) {
@@ -368,20 +375,23 @@ impl Request {
 
     fn defect_of_fixed_axes(&self) -> Option<RequestDefect> {
         let (devices, product) = (self.devices, self.fixed_axes());
-        let (problem, hint) = match self.objective {
+        let are = if devices == 1 { "device is" } else { "devices are" };
+        let (problem, axes) = match self.objective {
             // The least cost may be that of fewer devices.
             Objective::Cost if product > devices => {
-                let problem = format!("{devices} devices are fewer than {product}");
+                let problem = format!("{devices} {are} fewer than {product}");
                 (problem, "axes whose product is at most the number of devices")
             }
             Objective::Cost => return None,
             _ if devices.is_multiple_of(product) => return None,
             _ => {
-                let problem = format!("{devices} devices are not a multiple of {product}");
+                let problem = format!("{devices} {are} not a multiple of {product}");
                 (problem, "axes whose product divides the number of devices")
             }
         };
         let problem = format!("{problem}, the product of the fixed axes");
-        Some(RequestDefect { field: RequestField::Devices, problem, hint: Some(hint.to_owned()) })
+        let enough = devices.checked_next_multiple_of(product).unwrap_or(product);
+        let hint = Some(format!("{enough} devices, or {axes}"));
+        Some(RequestDefect { field: RequestField::Devices, problem, hint })
     }
 }

@@ -221,6 +221,7 @@ fn in_plan(file: &str, defect: RequestDefect) -> Problem {
         RequestField::Pipeline => "mesh.pipeline",
         RequestField::Data => "mesh.data",
         RequestField::Context => "mesh.context",
+        RequestField::ContextAttention => "context_attention",
         RequestField::GradReduceDtype => "grad_reduce_dtype",
         RequestField::ShardSize => "shard_size",
         RequestField::LoroEvery => "loro_every",

@@ -148,7 +148,12 @@ fn sizes_that_divide_nothing_are_refused() {
         ),
         (
             "--context 16 --devices 16 --tensor 1 --context-attention gather --grouping on",
-            "--context: queries are one tensor with keys and values",
+            "--context: queries are one tensor with keys and values, which are gathered alone\n  hint: another --grouping \
+             than `on`, or --context-attention ring",
+        ),
+        (
+            "--tensor 1 --context-attention gather --grouping on",
+            "--context-attention: queries are one tensor with keys and values",
         ),
         (
             "--context 128 --tensor 1 --devices 128 --context-attention ring",
@@ -177,6 +182,10 @@ fn an_attention_without_a_context_axis_is_warned_of() {
         let message = String::from_utf8(planned.get_output().stderr.clone()).unwrap();
         let warning =
             format!("warning: `{flag}` has no effect on this plan: the mesh has no context axis");
+        assert!(message.contains(&warning), "{message}");
+        let run = format!("run {request} {flag} --backend null --hardware a100-80gb");
+        let run = crate::narrows(&run).assert().success();
+        let message = String::from_utf8(run.get_output().stderr.clone()).unwrap();
         assert!(message.contains(&warning), "{message}");
     }
 }
@@ -246,6 +255,9 @@ fn rings_are_refused_within_sliding_windows() {
     let error = failure(&format!("plan {request} --context-attention ring"), 2);
     assert!(error.contains("--context: ring attention passes all keys around"), "{error}");
     assert!(error.contains("--context-attention gather"), "{error}");
+    let searched = request.replace("--context 2", "");
+    let error = failure(&format!("plan {searched} --context-attention ring"), 2);
+    assert!(error.contains("--context-attention: ring attention passes all keys"), "{error}");
     stdout(&format!("plan {request} --context-attention gather --output {path}"));
     let text = std::fs::read_to_string(&plan).expect("a plan");
     std::fs::write(&plan, text.replace("\"gather\"", "\"ring\"")).expect("written");

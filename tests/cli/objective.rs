@@ -113,7 +113,7 @@ fn objectives_can_be_swept() {
     assert_eq!(number(point(0), "/cost/devices"), 4.0);
     let csv = fs::read_to_string(&file).expect("rows");
     let header = csv.lines().next().expect("a header");
-    assert!(header.ends_with(",device_seconds,dollars_per_step,error"), "{header}");
+    assert!(header.ends_with(",device_seconds,dollars_per_step,context_attention,shard_size,error"), "{header}");
     let columns = header.split(',').count();
     assert!(csv.lines().all(|line| line.split(',').count() == columns), "{csv}");
 }
@@ -155,7 +155,7 @@ fn bad_objectives_are_rejected() {
         (format!("plan {REQUEST} --objective costs"), ["--objective", "step-time, memory, cost"]),
         (
             format!("plan {REQUEST} --objective cost --tensor 8"),
-            ["4 devices are fewer than 8", "hint: axes whose product"],
+            ["4 devices are fewer than 8", "hint: 8 devices, or axes whose product"],
         ),
         (format!("plan {REQUEST} --price-per-device-hour 2"), ["--tokens", "--objective cost"]),
         (

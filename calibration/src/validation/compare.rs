@@ -164,6 +164,7 @@ fn in_step(defect: RequestDefect) -> Defect {
         | RequestField::Context
         | RequestField::GradReduceDtype
         | RequestField::ShardSize
+        | RequestField::ContextAttention
         | RequestField::LoroEvery => "",
     };
     Defect { field: field.into(), problem: defect.problem, hint: defect.hint }

@@ -127,7 +127,8 @@ impl Plan {
                 "{} sequences do not divide into microbatches of {} on {} replicas",
                 self.workload.global_batch, self.workload.micro_batch, self.mesh.data
             );
-            defects.push(Defect::new("workload.global_batch", problem));
+            let hint = format!("a multiple of {sequences}, or another microbatch or data axis");
+            defects.push(Defect::new("workload.global_batch", problem).hint(hint));
         }
         let length = self.workload.sequence_length;
         if !self.context_attention.divides_positions(&self.mesh, length) {
