@@ -2,7 +2,7 @@
 
 use super::names::name_points;
 use super::picture::{Anchor, Picture, Place};
-use super::scale::{Scale, label};
+use super::scale::Scale;
 use super::{GRID, INK, PALETTE};
 
 /// Plans by memory and step time.
@@ -68,15 +68,15 @@ impl MemoryFront {
             picture.disc((left + 4, 61), 5, colour);
             picture.text(name, (left + 16, 55), Anchor::Start, 14);
         }
-        for tick in x.ticks() {
+        for (tick, label) in x.labelled_ticks() {
             let across = place(tick, 1.0).0;
             picture.path([(across, TOP), (across, BOTTOM)], GRID, 1);
-            picture.text(label(tick), (across, BOTTOM + 9), Anchor::Middle, 14);
+            picture.text(label, (across, BOTTOM + 9), Anchor::Middle, 14);
         }
-        for tick in y.ticks() {
+        for (tick, label) in y.labelled_ticks() {
             let height = place(1.0, tick).1;
             picture.path([(LEFT, height), (RIGHT, height)], GRID, 1);
-            picture.text(label(tick), (LEFT - 8, height - 8), Anchor::End, 14);
+            picture.text(label, (LEFT - 8, height - 8), Anchor::End, 14);
         }
         let middle = ((LEFT + RIGHT) / 2, BOTTOM + 34);
         picture.text("peak memory of a device in GiB", middle, Anchor::Middle, 15);

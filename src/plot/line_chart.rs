@@ -3,7 +3,7 @@
 use plotters::style::RGBColor;
 
 use super::picture::{Anchor, Picture, Place};
-use super::scale::{Scale, label};
+use super::scale::{Scale, labels};
 use super::{GRID, INK, PALETTE};
 
 /// A chart of lines.
@@ -125,10 +125,10 @@ impl Plot<'_> {
     }
 
     fn grid(&mut self) {
-        for tick in self.y.ticks() {
+        for (tick, label) in self.y.labelled_ticks() {
             let height = self.place(1.0, tick).1;
             self.picture.path([(LEFT, height), (self.right, height)], GRID, 1);
-            self.picture.text(label(tick), (LEFT - 8, height - 7), Anchor::End, 14);
+            self.picture.text(label, (LEFT - 8, height - 7), Anchor::End, 14);
         }
         // Swept values are the ticks; where they are too dense, some are not labelled.
         let mut values: Vec<f64> =
@@ -136,11 +136,11 @@ impl Plot<'_> {
         values.sort_by(f64::total_cmp);
         values.dedup();
         let mut previous = i32::MIN / 2;
-        for value in values {
-            let across = self.place(value, 1.0).0;
+        for (value, label) in values.iter().zip(labels(&values)) {
+            let across = self.place(*value, 1.0).0;
             self.picture.path([(across, BOTTOM), (across, BOTTOM + 5)], INK, 1);
             if across - previous >= LABEL_DISTANCE {
-                self.picture.text(label(value), (across, BOTTOM + 9), Anchor::Middle, 14);
+                self.picture.text(label, (across, BOTTOM + 9), Anchor::Middle, 14);
                 previous = across;
             }
         }

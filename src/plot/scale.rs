@@ -1,5 +1,7 @@
 //! Scales and ticks.
 
+use crate::text::thousands;
+
 /// Ratio of the ends of a range from which on it is drawn on a logarithmic scale, with and without a zero.
 const LOG_RATIOS: [f64; 2] = [20.0, 4.0];
 
@@ -81,6 +83,13 @@ impl Scale {
         if self.is_log { scaled.exp() } else { scaled }
     }
 
+    /// Round values within the scale, with their labels.
+    pub fn labelled_ticks(&self) -> Vec<(f64, String)> {
+        let ticks = self.ticks();
+        let labels = labels(&ticks);
+        ticks.into_iter().zip(labels).collect()
+    }
+
     /// Round values within the scale.
     pub fn ticks(&self) -> Vec<f64> {
         if self.is_log { self.log_ticks() } else { self.linear_ticks() }
@@ -112,16 +121,34 @@ impl Scale {
     }
 }
 
+/// Values on one axis, in one form: `5k`, `10k`, and with all digits where a value has more than three: `8,192`, `16,384`.
+pub fn labels(values: &[f64]) -> Vec<String> {
+    let is_whole = |value: &f64| value.fract() == 0.0 && (0.0..1e6).contains(value);
+    let is_exact = |value: &f64| *value >= 1e3 && value % 100.0 != 0.0;
+    let has_thousands = values.iter().any(|value| (1e4..1e6).contains(&value.abs()));
+    let has_all_digits = values.iter().all(is_whole) && values.iter().any(is_exact);
+    let label = |value: &f64| match value.abs() {
+        _ if has_thousands && has_all_digits => thousands(*value as u64),
+        1e3..1e4 if has_thousands => in_unit(*value, 1e3, "k"),
+        _ => label(*value),
+    };
+    values.iter().map(label).collect()
+}
+
 /// A value on a scale: `0.05`, `1.5`, `200`, `20k`, `3M`.
 pub fn label(value: f64) -> String {
-    let (scaled, unit) = match value.abs() {
-        10_000.0..1e6 => (value / 1e3, "k"),
-        1e6..1e9 => (value / 1e6, "M"),
-        1e9..1e12 => (value / 1e9, "G"),
-        1e12.. => (value / 1e12, "T"),
-        _ => (value, ""),
-    };
-    let text = format!("{scaled:.3}");
+    match value.abs() {
+        10_000.0..1e6 => in_unit(value, 1e3, "k"),
+        1e6..1e9 => in_unit(value, 1e6, "M"),
+        1e9..1e12 => in_unit(value, 1e9, "G"),
+        1e12.. => in_unit(value, 1e12, "T"),
+        _ => in_unit(value, 1.0, ""),
+    }
+}
+
+/// A value with at most three decimals of a unit.
+fn in_unit(value: f64, factor: f64, unit: &str) -> String {
+    let text = format!("{:.3}", value / factor);
     let text = text.trim_end_matches('0').trim_end_matches('.');
     match text.trim_start_matches('-') {
         "0" if value != 0.0 => format!("{value:.0e}"),
@@ -172,6 +199,19 @@ mod tests {
             [(252.6, "253"), (5.671, "5.67"), (0.0456, "0.046"), (41_234.0, "41.2k")]
         {
             assert_eq!(rounded(value), text);
+        }
+    }
+
+    #[test]
+    fn labels_of_an_axis_have_one_form() {
+        for (values, expected) in [
+            (&[4096.0, 8192.0, 16_384.0][..], "4,096 8,192 16,384"),
+            (&[0.0, 5000.0, 10_000.0, 15_000.0], "0 5k 10k 15k"),
+            (&[1000.0, 2048.0], "1000 2048"),
+            (&[0.5, 1.0, 20_480.0], "0.5 1 20.48k"),
+            (&[1e6, 2_500_000.0], "1M 2.5M"),
+        ] {
+            assert_eq!(labels(values).join(" "), expected);
         }
     }
 

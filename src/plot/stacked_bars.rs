@@ -3,7 +3,7 @@
 use plotters::style::RGBColor;
 
 use super::picture::{Anchor, Picture};
-use super::scale::{Scale, label};
+use super::scale::Scale;
 use super::{GRID, INK};
 
 /// Bars whose parts add up.
@@ -88,9 +88,9 @@ impl StackedBars {
             left + (scale.position(value).clamp(0.0, 1.0) * f64::from(right_end - left)).round()
                 as i32
         };
-        for tick in scale.ticks() {
+        for (tick, label) in scale.labelled_ticks() {
             picture.path([(across(tick), top), (across(tick), bottom)], GRID, 1);
-            picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
+            picture.text(label, (across(tick), bottom + 8), Anchor::Middle, 14);
         }
         picture.text(&self.axis_label, ((left + right_end) / 2, bottom + 34), Anchor::Middle, 15);
         for ((bar, name), upper) in self.bars.iter().zip(&shown).zip(uppers) {

@@ -5,7 +5,7 @@ use narrows_plan::program::Phase;
 use plotters::style::RGBColor;
 
 use super::picture::{Anchor, Picture};
-use super::scale::{Scale, label};
+use super::scale::Scale;
 use super::{GRID, INK, PALETTE, PAPER, blended};
 use crate::text::thousands;
 use crate::unit::Unit;
@@ -63,9 +63,9 @@ pub fn timeline_picture(title: &str, mut spans: Vec<PassSpan>) -> Option<Picture
         let left = legend_left(PHASES.into_iter().filter(has_phase).count());
         chunk_legend(&mut picture, left, chunks);
     }
-    for tick in scale.ticks() {
+    for (tick, label) in scale.labelled_ticks() {
         picture.path([(across(tick), TOP), (across(tick), bottom)], GRID, 1);
-        picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
+        picture.text(label, (across(tick), bottom + 8), Anchor::Middle, 14);
     }
     let axis = format!("time in {}", unit.symbol());
     picture.text(axis, ((LEFT + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);

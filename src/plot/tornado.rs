@@ -2,7 +2,7 @@
 
 use super::figure::{Figure, PlotKind};
 use super::picture::{Anchor, Picture};
-use super::scale::{Scale, label};
+use super::scale::Scale;
 use super::{GRID, INK, PALETTE};
 use crate::sensitivity::{Analysis, ParameterElasticity};
 
@@ -50,9 +50,9 @@ fn tornado(subject: &str, elasticities: &[ParameterElasticity]) -> Option<Pictur
         let share = scale.position(value).clamp(0.0, 1.0);
         ACROSS[0] + (share * f64::from(ACROSS[1] - ACROSS[0])).round() as i32
     };
-    for tick in scale.ticks() {
+    for (tick, label) in scale.labelled_ticks() {
         picture.path([(across(tick), TOP), (across(tick), bottom)], GRID, 1);
-        picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
+        picture.text(label, (across(tick), bottom + 8), Anchor::Middle, 14);
     }
     let axis = "change of the step time in % for +1 % (whisker: 90 % interval)";
     picture.text(axis, ((ACROSS[0] + ACROSS[1]) / 2, bottom + 34), Anchor::Middle, 15);

@@ -1,7 +1,7 @@
 //! Curves of training runs over their steps: loss, gradient norm, learning rate and step time, one below the other.
 
 use super::picture::{Anchor, Picture};
-use super::scale::{Scale, label};
+use super::scale::Scale;
 use super::{GRID, INK, PALETTE};
 
 /// The curves of a run.
@@ -106,17 +106,17 @@ impl Panel {
             let up = values.position(value).clamp(0.0, 1.0) * f64::from(BOTTOM - TOP);
             (LEFT + across.round() as i32, BOTTOM - up.round() as i32)
         };
-        for tick in values.ticks() {
+        for (tick, label) in values.labelled_ticks() {
             let height = place((steps.low(), tick)).1;
             picture.path([(LEFT, height), (RIGHT, height)], GRID, 1);
-            picture.text(label(tick), (LEFT - 8, height - 7), Anchor::End, 13);
+            picture.text(label, (LEFT - 8, height - 7), Anchor::End, 13);
         }
         let mut previous = i32::MIN / 2;
-        for tick in steps.ticks() {
+        for (tick, label) in steps.labelled_ticks() {
             let across = place((tick, values.low())).0;
             picture.path([(across, BOTTOM), (across, BOTTOM + 5)], INK, 1);
             if across - previous >= LABEL_DISTANCE {
-                picture.text(label(tick), (across, BOTTOM + 9), Anchor::Middle, 13);
+                picture.text(label, (across, BOTTOM + 9), Anchor::Middle, 13);
                 previous = across;
             }
         }
