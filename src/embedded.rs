@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::args::CommandLine;
+use crate::args::{CommandLine, in_words};
 use crate::captured_output::{Answer, capture, plain};
 use crate::commands;
 use crate::errors::ExitStatus;
@@ -18,7 +18,7 @@ pub fn answer(arguments: impl IntoIterator<Item = OsString>, stop: Arc<AtomicBoo
     let command_line = match CommandLine::parse_from_words(words) {
         Ok(command_line) => command_line,
         Err(error) => {
-            let text = commands::in_words(error.render().to_string());
+            let text = in_words(error.render().to_string());
             return match error.use_stderr() {
                 true => Answer {
                     exit_code: ExitStatus::BadInput.code(),

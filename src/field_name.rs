@@ -72,6 +72,17 @@ impl FieldName {
         Some(FieldName { name: format!("{quantity}{of_other}"), unit })
     }
 
+    /// Endings of the same quantity in other units than that of the name: `_gb_per_s` and `_gbps` of
+    /// `bandwidth_bytes_per_s`.
+    pub fn other_endings(&self) -> Vec<&'static str> {
+        let ending = ENDINGS.into_iter().find(|(ending, _)| self.name.ends_with(ending));
+        let Some((own, unit)) = ending else { return vec![] };
+        let is_other = |(ending, other): &(&'static str, Unit)| {
+            *ending != own && other.in_files().0 == unit.in_files().0
+        };
+        ENDINGS.into_iter().filter(is_other).map(|(ending, _)| ending).collect()
+    }
+
     /// The name of the same field with the unit that files have; `None` where the field is in this unit already.
     pub fn in_files(&self) -> Option<FieldName> {
         let (unit, _) = self.unit.in_files();

@@ -12,6 +12,7 @@ use crate::plot::PlotKind;
 
 use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
+use super::plan::LoroArgs;
 use super::plan_file::PlanFile;
 use super::request::{MemoryArgs, RequestArgs, at_most_one_stdin};
 use super::training_run::TrainingRunArgs;
@@ -37,6 +38,9 @@ pub struct CompareArgs {
     /// Picture and page.
     #[command(flatten)]
     pub documents: DocumentFiles,
+    /// Optimizer.
+    #[command(flatten)]
+    pub optimizer: LoroArgs,
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
@@ -62,8 +66,8 @@ pub struct CompareSettings {
 }
 
 impl CompareArgs {
-    /// The settings. Batch, sequence length and executor of the flags replace those of every plan; other flags
-    /// restrict the search.
+    /// The settings. Batch, sequence length, executor and exact steps of the flags replace those of every plan; other
+    /// flags restrict the search.
     ///
     /// # Errors
     /// Inputs that cannot be read, plans of different models, too few or too many plans, and flags of a search without
@@ -80,6 +84,7 @@ impl CompareArgs {
             let mut file = PlanFile::read(argument, model)?;
             file.override_workload(&self.request);
             file.override_executor(&self.request);
+            file.plan.loro_every = self.optimizer.loro_every.or(file.plan.loro_every);
             file.validate()?;
             Ok(file)
         };

@@ -60,7 +60,7 @@ pub use documents::DocumentFiles;
 pub use export::{ExportArgs, PlanExportSettings};
 pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
 pub use factor::{FactorArgs, FactorSettings};
-pub use flags::{flags, set_flag};
+pub use flags::{flags, in_words, set_flag};
 pub use framework::in_flag as framework_flag;
 pub use generate::{GenerateArgs, GenerateSettings};
 pub use launch::process_of_words;
@@ -68,7 +68,7 @@ pub use named_files::NamedFiles;
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
     CostArgs, CostSettings, ExplainArgs, ExplainSettings, FrameworkCostSettings, PlanArgs,
-    PlanReportSettings, PlanSelection, PlanSettings,
+    PlanReportSettings, PlanSelection, PlanSettings, PlanningArgs,
 };
 pub use plan_file::PlanFile;
 pub use plot::PlotArgs;

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use narrows_calibration::FrameworkStep;
-use narrows_cost_model::TrainingRunTerms;
+use narrows_cost_model::{Profile, TrainingRunTerms};
 use narrows_plan::Bytes;
+use narrows_plan::model::Model;
 use narrows_planner::Request;
 
 use crate::defaults::RequestDefaults;
@@ -41,21 +42,42 @@ pub struct PlanArgs {
     /// Trace of the simulated step.
     #[command(flatten)]
     pub trace: StepTraceArgs,
-    /// Training run.
-    #[command(flatten)]
-    pub training_run: TrainingRunArgs,
     /// Optimizer.
     #[command(flatten)]
     pub optimizer: LoroArgs,
+    /// Training run.
+    #[command(flatten)]
+    pub training_run: TrainingRunArgs,
     /// Another framework.
     #[command(flatten)]
     pub framework: RefusedFrameworkArgs,
+}
+
+/// Planning request and optimizer, whose flags are fields of sweeps.
+#[derive(Clone, Debug, Args)]
+pub struct PlanningArgs {
+    /// Planning request.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Optimizer.
+    #[command(flatten)]
+    pub optimizer: LoroArgs,
+}
+
+impl PlanningArgs {
+    /// The request for a model and a profile, with defaults for omitted flags, not validated.
+    pub fn request(&self, defaults: &RequestDefaults, model: Model, profile: Profile) -> Request {
+        let request = self.request.request(defaults, model, profile);
+        Request { loro_every: self.optimizer.loro_every, ..request }
+    }
 }
 
 /// The optimizer that a plan is priced for.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct LoroArgs {
     /// Price the exact steps of the optimizer LORO, with this many steps from one to the next [default: AdamW]
+    ///
+    /// With a plan file, the default is the optimizer of the plan.
     #[arg(long, value_name = "STEPS")]
     pub loro_every: Option<NonZeroU64>,
 }

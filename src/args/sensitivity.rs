@@ -12,7 +12,8 @@ use crate::whatif::Scenario;
 use super::documents::DocumentFiles;
 use super::framework::RefusedFrameworkArgs;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat, resolve_csv};
-use super::request::{RequestArgs, validate};
+use super::plan::PlanningArgs;
+use super::request::validate;
 use super::training_run::TrainingRunArgs;
 use super::values::ObjectiveArg;
 
@@ -27,7 +28,7 @@ pub struct SensitivityArgs {
     pub documents: DocumentFiles,
     /// Planning request.
     #[command(flatten)]
-    pub request: RequestArgs,
+    pub planning: PlanningArgs,
     /// Another framework.
     #[command(flatten)]
     pub framework: RefusedFrameworkArgs,
@@ -64,12 +65,12 @@ impl SensitivityArgs {
     pub fn resolve(&self) -> CommandResult<SensitivitySettings> {
         self.framework.refuse()?;
         let (format, detail) = (self.format.format, self.detail.resolve());
-        if self.request.objective != ObjectiveArg::StepTime {
+        if self.planning.request.objective != ObjectiveArg::StepTime {
             let problem = Problem::new("--objective", "sensitivities are those of the step time");
             return Err(Failure::input(problem.hint("--objective step-time")));
         }
         let training_run = TrainingRunArgs::default();
-        let (scenario, _) = Scenario::new(self.request.clone(), training_run, ("--sweep", &[]))?;
+        let (scenario, _) = Scenario::new(self.planning.clone(), training_run, ("--sweep", &[]))?;
         let request = scenario.request(&[])?;
         validate(&request)?;
         let csv = resolve_csv(self.csv.as_ref(), format)?;

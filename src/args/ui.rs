@@ -2,7 +2,8 @@
 
 use clap::Args;
 
-use super::request::{RequestArgs, at_most_one_stdin};
+use super::plan::PlanningArgs;
+use super::request::at_most_one_stdin;
 use super::training_run::TrainingRunArgs;
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
@@ -16,7 +17,7 @@ pub struct UiArgs {
     pub port: u16,
     /// Planning request that the page begins with.
     #[command(flatten)]
-    pub request: RequestArgs,
+    pub planning: PlanningArgs,
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
@@ -27,8 +28,9 @@ impl UiArgs {
     ///
     /// # Errors
     /// Model or hardware from standard input, which can be read only once, and an incomplete training run.
-    pub fn resolve(&self, model: &str) -> CommandResult<(RequestArgs, TrainingRunArgs)> {
-        let mut request = self.request.clone();
+    pub fn resolve(&self, model: &str) -> CommandResult<(PlanningArgs, TrainingRunArgs)> {
+        let mut planning = self.planning.clone();
+        let request = &mut planning.request;
         let files = [("--model", &request.model.model), ("--hardware", &request.model.hardware)];
         at_most_one_stdin(files.iter().flat_map(|(_, file)| file.as_ref()))?;
         for (flag, file) in files {
@@ -37,10 +39,10 @@ impl UiArgs {
                 return Err(Failure::input(problem.hint("a file, which each plan reads again")));
             }
         }
-        self.training_run.resolve(self.request.minimises_cost())?;
+        self.training_run.resolve(self.planning.request.minimises_cost())?;
         let hardware = RequestDefaults::PLAN.hardware;
         request.model.model.get_or_insert_with(|| model.into());
         request.model.hardware.get_or_insert_with(|| hardware.into());
-        Ok((request, self.training_run.clone()))
+        Ok((planning, self.training_run.clone()))
     }
 }

@@ -16,7 +16,7 @@ use crate::whatif::{
 use super::documents::DocumentFiles;
 use super::framework::RefusedFrameworkArgs;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat, resolve_csv};
-use super::request::RequestArgs;
+use super::plan::PlanningArgs;
 use super::training_run::TrainingRunArgs;
 
 /// Points from which on a sweep asks before it starts.
@@ -76,7 +76,7 @@ pub struct WhatIfArgs {
     pub documents: DocumentFiles,
     /// Planning request.
     #[command(flatten)]
-    pub request: RequestArgs,
+    pub planning: PlanningArgs,
     /// Another framework.
     #[command(flatten)]
     pub framework: RefusedFrameworkArgs,
@@ -149,7 +149,7 @@ impl WhatIfArgs {
         let fields: Vec<String> = self.sweep.iter().chain(&self.vary).cloned().collect();
         let flag = if self.vary.is_some() { "--vary" } else { "--sweep" };
         let (mut scenario, mut axes) =
-            Scenario::new(self.request.clone(), self.training_run.clone(), (flag, &fields))?;
+            Scenario::new(self.planning.clone(), self.training_run.clone(), (flag, &fields))?;
         if self.list {
             return Ok(WhatIfSettings { scenario, task: WhatIfTask::List, format, detail });
         }

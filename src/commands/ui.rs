@@ -10,12 +10,12 @@ use crate::ui::{FIRST_MODEL, PageSettings, serve};
 
 /// Opens the port, prints the address, serves until Ctrl-C.
 pub fn run(args: &UiArgs) -> CommandResult<()> {
-    let (request, training_run) = args.resolve(FIRST_MODEL)?;
+    let (planning, training_run) = args.resolve(FIRST_MODEL)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port));
     let listener = listener.map_err(|error| cannot_listen(args.port, &error))?;
     let address = listener.local_addr().map_err(|error| cannot_listen(args.port, &error))?;
     let stop = stop_on_signals("Ctrl-C will end the server at once");
-    serve(listener, PageSettings { request, training_run }, &stop, || {
+    serve(listener, PageSettings { planning, training_run }, &stop, || {
         output::print(&format!("Serving http://{address}/ to this machine; Ctrl-C ends it\n"))
     })
 }

@@ -87,6 +87,13 @@ pub(super) struct PointError {
     hints: Vec<String>,
 }
 
+impl PointError {
+    /// The problem with its causes, as one sentence without a full stop.
+    pub(super) fn sentence(&self) -> String {
+        format!("{} {}", self.message, self.causes.join(", ")).trim_end().to_owned()
+    }
+}
+
 impl From<Vec<Problem>> for PointError {
     fn from(problems: Vec<Problem>) -> PointError {
         let message = |problem: &Problem| match problem.location.as_str() {
@@ -222,7 +229,14 @@ impl<'a> WhatIfReport<'a> {
         let (proven, others): (Vec<_>, Vec<_>) =
             searches.partition(|search| search.is_proven_fastest());
         let gap = others.iter().filter_map(|search| search.gap()).reduce(f64::max)?;
-        let plans = plural((proven.len() + others.len()) as u64, "plan");
+        let count = proven.len() + others.len();
+        if count == 1 {
+            let gap = percent(gap);
+            return Some(format!(
+                "The plan is not proven the fastest; the fastest one takes at most {gap} less time."
+            ));
+        }
+        let plans = plural(count as u64, "plan");
         let are = if proven.len() == 1 { "is" } else { "are" };
         Some(format!(
             "{} of {plans} {are} proven the fastest; the fastest plans of the other points take at most {} less time.",
@@ -237,7 +251,10 @@ impl<'a> WhatIfReport<'a> {
         let rate = |prediction: &Prediction| prediction.tokens_per_s;
         let best = self.planned().max_by(|(_, a, _), (_, b, _)| rate(a).total_cmp(&rate(b)));
         let Some((best, prediction, _)) = best else {
-            return format!("None of {} has a plan.", plural(total as u64, "point"));
+            return match total {
+                1 => "The point has no plan.".to_owned(),
+                _ => format!("None of {} has a plan.", plural(total as u64, "point")),
+            };
         };
         let settings = |point: &PointReport| -> String {
             let phrase = |(name, value): (&String, &&Value)| format!("{name} {}", text_of(value));

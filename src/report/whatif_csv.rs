@@ -45,6 +45,9 @@ const CSV_RUN: [&str; 8] = [
 /// Columns of the CSV after those of the training run, if costs of steps are reported.
 const CSV_COST: [&str; 2] = ["device_seconds", "dollars_per_step"];
 
+/// Columns of the CSV after all others.
+const CSV_LAST: [&str; 3] = ["context_attention", "shard_size", "error"];
+
 /// Cells of the columns of the cost of a step.
 fn csv_cost(cost: Option<&StepCost>) -> [String; CSV_COST.len()] {
     let seconds = cost.map(|cost| cost.device_seconds);
@@ -72,7 +75,7 @@ impl WhatIfReport<'_> {
         let run_columns = CSV_RUN.iter().filter(|_| has_runs);
         let cost_columns = CSV_COST.iter().filter(|_| has_costs);
         let more = run_columns.chain(cost_columns).map(|column| column.to_string());
-        let header = header.chain(categories).chain(more).chain(["error".to_owned()]);
+        let header = header.chain(categories).chain(more).chain(CSV_LAST.map(str::to_owned));
         let rows = self.points.iter().map(|point| {
             let settings = point.settings.values().map(|value| text_of(value));
             settings.chain(point.result.csv(has_runs, has_costs)).collect::<Vec<_>>()
@@ -91,7 +94,7 @@ impl PointResult<'_> {
             let cost_columns = if has_costs { CSV_COST.len() } else { 0 };
             let columns = CSV_RESULTS.len() + TimeCategory::ALL.len() + run_columns + cost_columns;
             let mut cells = vec![String::new(); columns];
-            cells.push(error.message.clone());
+            cells.extend([String::new(), String::new(), error.sentence()]);
             return cells;
         };
         let prediction = prediction.prediction;
@@ -112,6 +115,8 @@ impl PointResult<'_> {
             .chain(parts)
             .chain(training_run.as_ref().map(csv_run).into_iter().flatten())
             .chain(has_costs.then(|| csv_cost(*step_cost)).into_iter().flatten())
+            .chain([decisions.context_attention.name().to_owned()])
+            .chain([decisions.shard_size.map_or(String::new(), |size| size.to_string())])
             .chain([String::new()])
             .collect()
     }

@@ -73,7 +73,7 @@ fn with_own(own: &OsStr, presets: impl IntoIterator<Item = String>) -> Vec<Strin
 }
 
 fn first_settings(settings: &PageSettings) -> Settings {
-    let request = &settings.request;
+    let request = &settings.planning.request;
     let mut first = Settings::new();
     first.insert("model".into(), json!(settings.model().to_string_lossy()));
     first.insert("hardware".into(), json!(settings.hardware().to_string_lossy()));

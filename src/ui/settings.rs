@@ -8,7 +8,7 @@ use narrows_plan::model::presets;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::args::{RequestArgs, TrainingRunArgs};
+use crate::args::{PlanningArgs, TrainingRunArgs};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::whatif::{Point, Scenario, Sweep, SweepAxis, text_of};
 
@@ -19,7 +19,7 @@ pub type Settings = Map<String, Value>;
 #[derive(Debug)]
 pub struct PageSettings {
     /// Flags that hold unless a setting replaces them. Model and hardware are set.
-    pub request: RequestArgs,
+    pub planning: PlanningArgs,
     /// Flags of the training run.
     pub training_run: TrainingRunArgs,
 }
@@ -27,12 +27,12 @@ pub struct PageSettings {
 impl PageSettings {
     /// The model of the command line.
     pub fn model(&self) -> &OsStr {
-        self.request.model.model.as_deref().unwrap_or_default()
+        self.planning.request.model.model.as_deref().unwrap_or_default()
     }
 
     /// The hardware of the command line.
     pub fn hardware(&self) -> &OsStr {
-        self.request.model.hardware.as_deref().unwrap_or_default()
+        self.planning.request.model.hardware.as_deref().unwrap_or_default()
     }
 
     /// The request, and the training run to estimate, under some settings.
@@ -61,7 +61,7 @@ impl PageSettings {
     }
 
     fn scenario(&self, settings: &Settings) -> CommandResult<(Scenario, Vec<SweepAxis>)> {
-        let mut request = self.request.clone();
+        let mut planning = self.planning.clone();
         let mut fields = vec![];
         for (name, value) in settings {
             let is_scalar = value.is_number() || value.is_boolean() || value.is_string();
@@ -85,12 +85,14 @@ impl PageSettings {
                 return Err(several_values(name));
             }
             match name.as_str() {
-                "model" => request.model.model = Some(self.known_model(&text)?),
-                "hardware" => request.model.hardware = Some(self.known_hardware(&text)?),
+                "model" => planning.request.model.model = Some(self.known_model(&text)?),
+                "hardware" => {
+                    planning.request.model.hardware = Some(self.known_hardware(&text)?);
+                }
                 _ => fields.push(format!("{name}={text}")),
             }
         }
-        Scenario::new(request, self.training_run.clone(), ("--sweep", &fields))
+        Scenario::new(planning, self.training_run.clone(), ("--sweep", &fields))
     }
 
     /// A model that the page may name: a preset or the model of the command line. Other names are never opened as files.

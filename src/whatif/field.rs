@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::args::{RequestArgs, TrainingRunArgs, flags};
+use crate::args::{PlanningArgs, TrainingRunArgs, flags};
 use crate::errors::Problem;
 use crate::field_name::FieldName;
 
@@ -149,9 +149,9 @@ pub fn field_names(model: &Document, hardware: &Document) -> Vec<(String, String
     flags.chain([rank]).chain(of("model", model)).chain(of("hardware", hardware)).collect()
 }
 
-/// Names and help texts of the flags that are swept: of the request, and of the training run.
+/// Names and help texts of the flags that are swept: of the request with its optimizer, and of the training run.
 fn swept_flags() -> Vec<(String, String)> {
-    let all = flags::<RequestArgs>().into_iter().chain(flags::<TrainingRunArgs>());
+    let all = flags::<PlanningArgs>().into_iter().chain(flags::<TrainingRunArgs>());
     all.filter(|(flag, _)| !FLAGS_NOT_SWEPT.contains(&flag.as_str())).collect()
 }
 
@@ -164,9 +164,25 @@ fn is_abbreviation(name: &str, known: &str) -> bool {
             .all(|word| !word.is_empty() && left.any(|known| known.starts_with(word)))
 }
 
+/// The field that a name without its unit means, as tables have it: `hardware.links.inter_node.bandwidth`.
+fn with_unit(typed: &FieldName, model: &Document, hardware: &Document) -> Option<FieldName> {
+    let mut known = field_names(model, hardware).into_iter().map(|(name, _)| FieldName::new(name));
+    known.find(|known| known.short() == typed.short())
+}
+
 fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {
     let problem = Problem::new("", format!("no field is called `{name}`"));
     let typed = FieldName::new(name);
+    if let Some(known) = with_unit(&typed, model, hardware) {
+        let problem = problem.hint(format!("did you mean {known}?"));
+        return match known.other_endings()[..] {
+            [] => problem,
+            ref endings => problem.hint(format!(
+                "a name ends with the unit of its values; other endings: {}",
+                endings.join(", ")
+            )),
+        };
+    }
     let in_files = typed.in_files();
     let name = in_files.as_ref().map_or(name, FieldName::as_str);
     // The last part of a path names a field almost as well as the whole.

@@ -9,7 +9,7 @@ use narrows_plan::{Defect, json};
 use narrows_planner::{Objective, Request};
 use serde_json::Value;
 
-use crate::args::{RequestArgs, TrainingRunArgs, flags, set_flag};
+use crate::args::{PlanningArgs, RequestArgs, TrainingRunArgs, flags, set_flag};
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
@@ -24,7 +24,7 @@ use super::values::parse_values;
 /// A base request whose fields can be set.
 #[derive(Debug)]
 pub struct Scenario {
-    args: RequestArgs,
+    args: PlanningArgs,
     training_run: TrainingRunArgs,
     /// Models by `--model`, as typed.
     models: HashMap<OsString, (Document, Model)>,
@@ -39,7 +39,7 @@ impl Scenario {
     /// # Errors
     /// Inputs that cannot be read, unknown fields, and values that are no list.
     pub fn new(
-        mut args: RequestArgs,
+        mut args: PlanningArgs,
         training_run: TrainingRunArgs,
         (flag, sweeps): (&str, &[String]),
     ) -> CommandResult<(Scenario, Vec<SweepAxis>)> {
@@ -58,17 +58,18 @@ impl Scenario {
             axes.flat_map(|(_, values)| values).map(|value| text_of(value).into()).collect()
         };
         let (models, profiles) = (names_of("model"), names_of("hardware"));
-        args.model.model = args.model.model.or_else(|| models.first().cloned());
-        args.model.model = Some(args.model.model_name(&DEFAULTS)?);
-        let hardware = args.model.hardware.or_else(|| profiles.first().cloned());
-        args.model.hardware = Some(hardware.unwrap_or_else(|| DEFAULTS.hardware.into()));
+        let inputs = &mut args.request.model;
+        inputs.model = inputs.model.take().or_else(|| models.first().cloned());
+        inputs.model = Some(inputs.model_name(&DEFAULTS)?);
+        let hardware = inputs.hardware.take().or_else(|| profiles.first().cloned());
+        inputs.hardware = Some(hardware.unwrap_or_else(|| DEFAULTS.hardware.into()));
         let (read_models, read_profiles) = (HashMap::new(), HashMap::new());
         let mut scenario =
             Scenario { args, training_run, models: read_models, profiles: read_profiles };
-        for argument in models.into_iter().chain(scenario.args.model.model.clone()) {
+        for argument in models.into_iter().chain(scenario.args.request.model.model.clone()) {
             scenario.models.insert(argument.clone(), read_model(&argument)?);
         }
-        for argument in profiles.into_iter().chain(scenario.args.model.hardware.clone()) {
+        for argument in profiles.into_iter().chain(scenario.args.request.model.hardware.clone()) {
             scenario.profiles.insert(argument.clone(), read_profile(&argument)?);
         }
         let mut axes: Vec<SweepAxis> = vec![];
@@ -109,8 +110,8 @@ impl Scenario {
                 set_flag(&mut args, flag, &text_of(value))?;
             }
         }
-        let model = self.model_with(&args, settings)?;
-        let profile = self.profile_with(&args, settings)?;
+        let model = self.model_with(&args.request, settings)?;
+        let profile = self.profile_with(&args.request, settings)?;
         Ok(args.request(&DEFAULTS, model, profile))
     }
 
@@ -259,20 +260,20 @@ impl Scenario {
 
     /// The scenario with the sizes of a request in place of defaults, some of which depend on each other.
     pub fn with_sizes_of(mut self, request: &Request) -> Scenario {
-        self.args.devices = Some(request.devices);
-        self.args.global_batch = Some(request.global_batch);
-        self.args.sequence_length = Some(request.sequence_length);
+        self.args.request.devices = Some(request.devices);
+        self.args.request.global_batch = Some(request.global_batch);
+        self.args.request.sequence_length = Some(request.sequence_length);
         self
     }
 
     /// The model of the base request.
     pub fn model(&self) -> &Document {
-        &self.models[self.args.model.model.as_deref().unwrap_or_default()].0
+        &self.models[self.args.request.model.model.as_deref().unwrap_or_default()].0
     }
 
     /// The profile of the base request.
     pub fn hardware(&self) -> &Document {
-        &self.profiles[self.args.model.hardware.as_deref().unwrap_or_default()].0
+        &self.profiles[self.args.request.model.hardware.as_deref().unwrap_or_default()].0
     }
 }
 

@@ -201,6 +201,27 @@ fn rows_are_written_as_csv() {
     assert_eq!(lines[1].split(',').nth(1), Some(time.as_str()));
     let rows = stdout(&format!("{SMALL} --sweep tensor=1,2,3 --csv -"));
     assert_eq!(rows, text);
+    let grouped = "--devices 4 --data-parallel 4 --zero 2 --shard-size 2";
+    let request = SMALL.replace("--devices 2", grouped);
+    let rows = stdout(&format!("{request} --sweep memory_limit=auto,1MiB --csv -"));
+    let lines: Vec<&str> = rows.lines().collect();
+    assert!(lines[0].ends_with(",context_attention,shard_size,error"), "{rows}");
+    assert!(lines[1].ends_with(",exchange,2,"), "{rows}");
+    assert!(lines[2].contains(",\"no plan exists for cola-60m on 4 devices"), "{rows}");
+    assert!(lines[2].ends_with(", and because a device may use 1.0 MiB\""), "{rows}");
+}
+
+#[test]
+fn exact_steps_are_swept() {
+    let request = "--model svd-60m --devices 1 --sequence-length 512";
+    let answer = json(&format!("whatif {request} --loro-every 7 --sweep loro_every=100,1000"));
+    for (point, every) in answer["points"].as_array().expect("points").iter().zip([100, 1000]) {
+        assert_eq!(point["decisions"]["loro_every"], every);
+    }
+    let plan = json(&format!("plan {request} --loro-every 100"));
+    assert_eq!(answer["points"][0]["prediction"], plan["prediction"]);
+    let answer = json(&format!("whatif {request} --loro-every 100 --sweep global_batch=1"));
+    assert_eq!(answer["points"][0]["prediction"], plan["prediction"]);
 }
 
 #[test]
@@ -246,7 +267,17 @@ fn bad_sweeps_are_located() {
         ("--sweep model.hiden=4", "did you mean model.hidden"),
         ("--sweep hardware.provenance=4", "no field is called"),
         ("--sweep colour=red", "--list"),
-        ("--sweep devices=many", "invalid value 'many'"),
+        (
+            "--sweep devices=many",
+            "invalid value 'many' for '--devices <N>': expected a whole number",
+        ),
+        // Tables have names without units.
+        (
+            "--sweep hardware.links.inter_node.bandwidth=4",
+            "did you mean hardware.links.inter_node.bandwidth_bytes_per_s?\n  hint: a name ends with the unit of its values; \
+             other endings: _gb_per_s, _gbps",
+        ),
+        ("--sweep device.peak_flops.bf16=4", "did you mean hardware.device.peak_flops_per_s.bf16?"),
         ("--sweep strategy=megatron", "possible values"),
         ("--sweep model.heads=7", "heads"),
         ("--sweep rank=0", "must be at least 1\n  hint: rank=0 was set; `narrows whatif --list`"),
