@@ -11,7 +11,8 @@ pub fn count(number: u64) -> String {
         0..1_000 => return number.to_string(),
         1_000..1_000_000 => (number as f64 / 1e3, "k"),
         1_000_000..1_000_000_000 => (number as f64 / 1e6, "M"),
-        _ => (number as f64 / 1e9, "B"),
+        1_000_000_000..1_000_000_000_000 => (number as f64 / 1e9, "B"),
+        _ => (number as f64 / 1e12, "T"),
     };
     let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
     format!("{value:.decimals$} {unit}")
@@ -71,7 +72,14 @@ pub fn half_width(relative: f64) -> String {
     }
 }
 
-/// The mesh, and of several pipeline stages their schedule: `tensor 1 × pipeline 4 × data 2, zero-bubble`.
+/// The mesh and the ZeRO stage: `tensor 1 × pipeline 1 × data 4, ZeRO-1`.
+pub fn mesh_and_zero(plan: &Plan) -> String {
+    let zero = plan.zero.label(plan.shard_size).map_or(String::new(), |zero| format!(", {zero}"));
+    format!("{}{zero}", plan.mesh)
+}
+
+/// The mesh, the ZeRO stage, and of several pipeline stages their schedule: `tensor 1 × pipeline 4 × data 2, ZeRO-1,
+/// zero-bubble`.
 pub fn mesh_and_schedule(plan: &Plan) -> String {
     let schedule = schedule(plan).map_or(String::new(), |schedule| format!(", {schedule}"));
     let attention = match plan.context_attention {
@@ -79,7 +87,7 @@ pub fn mesh_and_schedule(plan: &Plan) -> String {
         ContextAttention::Gather => ", gathered keys",
         ContextAttention::Ring => ", ring attention",
     };
-    format!("{}{attention}{schedule}", plan.mesh)
+    format!("{}{attention}{schedule}", mesh_and_zero(plan))
 }
 
 /// The schedule of several pipeline stages: `interleaved (2 chunks)`. `None` for one stage.
@@ -174,6 +182,7 @@ mod tests {
     #[test]
     fn numbers_are_formatted() {
         assert_eq!(count(6_738_415_616), "6.74 B");
+        assert_eq!(count(15_000_000_000_000), "15.0 T");
         assert_eq!(count(58_100_000), "58.1 M");
         assert_eq!(count(999), "999");
         assert_eq!(percent(0.381), "38.1 %");

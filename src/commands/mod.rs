@@ -14,6 +14,7 @@ mod export_weights;
 mod factor;
 mod framework;
 mod generate;
+mod ineffective;
 mod plan;
 mod plot;
 mod run;
@@ -31,7 +32,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 
 use crate::allocator::begin_failure;
-use crate::args::{Command, CommandLine, process_of_words};
+use crate::args::{Command, CommandLine, in_words, process_of_words};
 use crate::cluster::{report_failure, report_reason};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
@@ -45,9 +46,13 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             let requested =
                 matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             if requested {
-                // Printing fails only if the stream is closed, and then there is nowhere to report it.
-                let _ = error.print();
-                return ExitCode::SUCCESS;
+                return match output::print(&error.render().ansi().to_string()) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(failure) => {
+                        output::eprint(&failure.to_string());
+                        failure.status.into()
+                    }
+                };
             }
             output::eprint(&in_words(error.render().ansi().to_string()));
             if let Some(process) = process_of_words(&words) {
@@ -72,19 +77,6 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             failure.status.into()
         }
     }
-}
-
-/// Messages of the standard library about numbers, and what they mean.
-const NUMBER_MESSAGES: [(&str, &str); 4] = [
-    ("number would be zero for non-zero type", "expected a whole number from 1"),
-    ("invalid digit found in string", "expected a whole number"),
-    ("cannot parse integer from empty string", "expected a whole number"),
-    ("number too large to fit in target type", "the number is too large"),
-];
-
-/// A message about flags, without words of the standard library.
-pub fn in_words(message: String) -> String {
-    NUMBER_MESSAGES.iter().fold(message, |message, (std, words)| message.replace(std, words))
 }
 
 /// Starts the threads that searches and texts share. Started on demand, they would panic where the system refuses them.

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use narrows_cost_model::{Prices, Profile, simulate};
-use narrows_plan::strategy::Baseline;
-use narrows_plan::{CheckedProgram, ContextAttention, Kernel, Mesh, Plan, Zero};
+use narrows_plan::{CheckedProgram, ContextAttention, Kernel, Plan};
 use narrows_planner::{Objective, Request, SearchCache, SearchResult};
 
+use super::ineffective::warn_of_ineffective_flags;
 use super::search::search;
 use crate::args::{OutputFormat, PlanArgs, PlanReportSettings, PlanSettings};
 use crate::errors::CommandResult;
@@ -40,9 +40,7 @@ pub fn report_search(
         return Err(report.into_failure());
     };
     let priced = PricedPlan::of_search(request, best)?;
-    warn_of_ineffective_strategy(request, priced.plan.mesh);
-    warn_of_ineffective_attention(request, priced.plan.mesh);
-    warn_of_ineffective_zero(request, priced.plan.mesh);
+    warn_of_ineffective_flags(request, priced.plan.mesh);
     warn_of_ring_attention(&request.profile, priced.plan.context_attention);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
     let step_cost = (request.objective == Objective::Cost).then(|| {
@@ -58,45 +56,6 @@ pub fn report_search(
             file.map_or(Ok(()), |file| output::write_plan(file, report.plan()))?;
             Err(failure)
         }
-    }
-}
-
-/// Warns of a baseline on a mesh without a tensor axis, where all baselines have the same plans: the step time is then
-/// not one of the baseline.
-fn warn_of_ineffective_strategy(request: &Request, mesh: Mesh) {
-    let baseline = request.rules.baseline;
-    if baseline != Baseline::Auto && mesh.tensor == 1 && request.tensor.is_none() {
-        let name = baseline.name();
-        output::warn(&format!(
-            "`--strategy {name}` has no effect on this plan: the fastest mesh has no tensor axis, on which \
-             strategies differ; --tensor sets its size"
-        ));
-    }
-}
-
-/// Warns of ZeRO, which shards over replicas, on a mesh with one replica.
-fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
-    let requested = request.zero.filter(|zero| *zero != Zero::Off && mesh.replicas() == 1);
-    if let Some(zero) = requested {
-        output::warn(&format!(
-            "`--zero {}` has no effect on this plan: ZeRO shards over replicas, and there is \
-             one; --data-parallel sets their number",
-            zero.stage()
-        ));
-    }
-}
-
-/// Warns of an attention across a context axis that the mesh lacks.
-fn warn_of_ineffective_attention(request: &Request, mesh: Mesh) {
-    let fixed = request.context_attention.filter(|fixed| *fixed != ContextAttention::Exchange);
-    if let Some(fixed) = fixed
-        && mesh.context == 1
-    {
-        output::warn(&format!(
-            "`--context-attention {}` has no effect on this plan: the mesh has no context axis; --context sets its \
-             size",
-            fixed.name()
-        ));
     }
 }
 

@@ -45,7 +45,8 @@ fn failure_warning(failed_solves: u64) -> Option<String> {
 pub fn warn_of_measurement(profile: &Profile) {
     static WARNED: Once = Once::new();
     if let Some(warning) = profile.warning() {
-        WARNED.call_once(|| output::warn(&warning));
+        let hint = "`narrows calibrate` measures anew, on an idle machine";
+        WARNED.call_once(|| output::warn(&format!("{warning}. {hint}")));
     }
 }
 

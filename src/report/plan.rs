@@ -25,7 +25,7 @@ use crate::plot::{
 };
 use crate::priced_plan::PricedPlan;
 use crate::step_cost::StepCost;
-use crate::text::{count, plural, schedule, thousands};
+use crate::text::{count, mesh_and_zero, plural, schedule, thousands};
 
 /// Output of `plan` and `cost`.
 #[derive(Serialize)]
@@ -162,8 +162,6 @@ impl<'a> PlanReport<'a> {
             1 => "1 microbatch".into(),
             many => format!("{} microbatches", thousands(many)),
         };
-        let zero =
-            plan.zero.label(plan.shard_size).map_or(String::new(), |zero| format!(", {zero}"));
         let crossing = match plan.crossing_layout {
             Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),
             None => String::new(),
@@ -179,7 +177,7 @@ impl<'a> PlanReport<'a> {
                     thousands(workload.micro_batch),
                 ),
             ),
-            ("mesh", format!("{}{zero}", plan.mesh)),
+            ("mesh", mesh_and_zero(plan)),
         ];
         let attention = match plan.context_attention {
             ContextAttention::Exchange => None,

@@ -183,10 +183,14 @@ fn an_attention_without_a_context_axis_is_warned_of() {
         let warning =
             format!("warning: `{flag}` has no effect on this plan: the mesh has no context axis");
         assert!(message.contains(&warning), "{message}");
-        let run = format!("run {request} {flag} --backend null --hardware a100-80gb");
+        let run = format!(
+            "run {request} {flag} --data-parallel 2 --zero 1 --backend null --hardware a100-80gb"
+        );
         let run = crate::narrows(&run).assert().success();
-        let message = String::from_utf8(run.get_output().stderr.clone()).unwrap();
+        let [report, message] = [&run.get_output().stdout, &run.get_output().stderr]
+            .map(|bytes| String::from_utf8_lossy(bytes));
         assert!(message.contains(&warning), "{message}");
+        assert!(report.contains("× data 2, ZeRO-1\n"), "{report}");
     }
 }
 

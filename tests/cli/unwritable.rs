@@ -150,3 +150,13 @@ fn a_run_stops_before_it_writes_into_a_folder_that_it_has_not_locked() {
         }
     }
 }
+
+#[test]
+fn help_that_cannot_be_written_is_an_error() {
+    for words in ["--help", "plan --help", "--version"] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut help = std::process::Command::new(assert_cmd::cargo::cargo_bin!("narrows"));
+        let status = help.args(words.split(' ')).stdout(full).status().unwrap();
+        assert_eq!(status.code(), Some(ENVIRONMENT), "{words}");
+    }
+}

@@ -28,6 +28,7 @@ use narrows_runtime::{Loro, Optimizer, count_step};
 
 use super::calibrate::profile_of_this_machine;
 use super::cost::price;
+use super::ineffective::warn_of_ineffective_flags;
 use super::search::search;
 use crate::args::{
     BackendArg, Detail, ExecutionTarget, OutputFormat, OutputSettings, PlanFile, PlanSelection,
@@ -273,6 +274,7 @@ fn search_plan(
         return Err(InfeasibleReport::new(request, &result.report, &cache).into_failure());
     };
     let PricedPlan { plan, program, prediction, .. } = PricedPlan::of_search(request, best)?;
+    warn_of_ineffective_flags(request, plan.mesh);
     let prices = Prices::new(profile, *executor, &plan.mesh);
     Ok(PlannedRun { model: model.clone(), plan, program, prediction, prices })
 }
