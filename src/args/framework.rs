@@ -233,5 +233,10 @@ pub fn in_flag(defect: Defect) -> Problem {
         _ => "--model",
     };
     let size = field.strip_prefix("model.decoder.").unwrap_or_default().to_owned();
-    Problem::in_flag(flag, defect).field(size)
+    let hint = match &*size {
+        "layers" => "--pipeline times --chunks has to divide the blocks",
+        "heads" | "d_ff" => "--tensor has to divide heads and d_ff",
+        _ => return Problem::in_flag(flag, defect).field(size),
+    };
+    Problem::in_flag(flag, defect).field(size).hint(hint)
 }

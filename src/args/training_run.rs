@@ -54,9 +54,12 @@ impl TrainingRunArgs {
             }),
             (None, None) if self.restart_seconds.is_none() => None,
             (mtbf, _) => {
-                let (flag, missing, hint) = match mtbf {
-                    Some(_) => ("--mtbf-hours", "--checkpoint-seconds", "60"),
-                    None => ("--checkpoint-seconds", "--mtbf-hours", "50000"),
+                let [of_failures, of_checkpoints] =
+                    [("--mtbf-hours", "50000"), ("--checkpoint-seconds", "60")];
+                let (flag, (missing, hint)) = match (mtbf, self.checkpoint_seconds) {
+                    (Some(_), _) => (of_failures.0, of_checkpoints),
+                    (None, Some(_)) => (of_checkpoints.0, of_failures),
+                    (None, None) => ("--restart-seconds", of_failures),
                 };
                 let problem = Problem::new(flag, format!("needs {missing}"));
                 return Err(Failure::input(problem.hint(format!("{missing} {hint}"))));

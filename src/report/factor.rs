@@ -58,6 +58,21 @@ impl FactorReport {
     }
 }
 
+impl FactorReport {
+    /// Appends a table with a row for each layer, and `cell` of each linear that has a rank.
+    fn table(&self, page: &mut Page, cell: impl Fn(&LinearReport, u64) -> String) {
+        let names = LinearKind::ALL.map(|kind| (kind.name(), Align::Right));
+        let columns: Vec<_> = [("layer", Align::Right)].into_iter().chain(names).collect();
+        let rows = self.linears.chunks(LinearKind::ALL.len()).map(|block| {
+            let cells = block
+                .iter()
+                .map(|linear| linear.rank.map_or("dense".to_owned(), |rank| cell(linear, rank)));
+            [block[0].block.to_string()].into_iter().chain(cells).collect::<Vec<String>>()
+        });
+        page.table(&columns, &rows.collect::<Vec<_>>());
+    }
+}
+
 impl Report for FactorReport {
     fn page(&self, _: Detail) -> Page {
         let mut page = Page::default();
@@ -68,17 +83,10 @@ impl Report for FactorReport {
             ("model", self.model_file.clone()),
             ("parameters", format!("{} of {} dense", parameters[0], parameters[1])),
         ]);
-        page.heading("Rank and relative error of each linear");
-        let names = LinearKind::ALL.map(|kind| (kind.name(), Align::Right));
-        let columns: Vec<_> = [("layer", Align::Right)].into_iter().chain(names).collect();
-        let rows = self.linears.chunks(LinearKind::ALL.len()).map(|block| {
-            let cells = block.iter().map(|linear| match linear.rank {
-                Some(rank) => format!("{rank}: {:.3}", linear.relative_error),
-                None => "dense".to_owned(),
-            });
-            [block[0].block.to_string()].into_iter().chain(cells).collect::<Vec<String>>()
-        });
-        page.table(&columns, &rows.collect::<Vec<_>>());
+        page.heading("Rank of each linear");
+        self.table(&mut page, |_, rank| thousands(rank));
+        page.heading("Relative error of each linear");
+        self.table(&mut page, |linear, _| format!("{:.3}", linear.relative_error));
         page
     }
 }

@@ -111,6 +111,10 @@ fn what_a_framework_cannot_do_is_refused() {
             "cost --framework megatron --model llama-7b --devices 8 --tensor 8 --chunks 2",
             "--chunks: 2 chunks of a stage, and the pipeline axis is 1",
         ),
+        (
+            "cost --framework megatron --model llama-7b --devices 8 --pipeline 2 --chunks 3 --micro-batch 1",
+            "layers: 32 is not divisible by 6\n  hint: --pipeline times --chunks has to divide",
+        ),
         ("cost --framework fspd --model llama-7b", "fsdp"),
         ("cost --framework fsdp --model cola-7b", "llama-7b"),
         (

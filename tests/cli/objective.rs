@@ -113,7 +113,10 @@ fn objectives_can_be_swept() {
     assert_eq!(number(point(0), "/cost/devices"), 4.0);
     let csv = fs::read_to_string(&file).expect("rows");
     let header = csv.lines().next().expect("a header");
-    assert!(header.ends_with(",device_seconds,dollars_per_step,context_attention,shard_size,error"), "{header}");
+    assert!(
+        header.ends_with(",device_seconds,dollars_per_step,context_attention,shard_size,error"),
+        "{header}"
+    );
     let columns = header.split(',').count();
     assert!(csv.lines().all(|line| line.split(',').count() == columns), "{csv}");
 }

@@ -153,6 +153,7 @@ fn incomplete_runs_are_located() {
         ("--price-per-device-hour 2", "--price-per-device-hour: describes a training run"),
         ("--tokens 1e9 --mtbf-hours 100", "--mtbf-hours: needs --checkpoint-seconds"),
         ("--tokens 1e9 --checkpoint-seconds 9", "--checkpoint-seconds: needs --mtbf-hours"),
+        ("--tokens 1e9 --restart-seconds 9", "--restart-seconds: needs --mtbf-hours"),
         ("--tokens 1e9 --mtbf-hours 0 --checkpoint-seconds 9", "above 0"),
         ("--tokens 1e9 --mtbf-hours 1e-4 --checkpoint-seconds 600", "never ends"),
     ] {

@@ -393,6 +393,8 @@ fn dense_weights_are_factored_with_their_errors() {
         assert!(0.1 < error && error < 0.9, "{linear}");
     }
     assert!(answer["parameters"].as_u64() < answer["dense_parameters"].as_u64());
+    let tables = stdout(&factor("--rank 4", "text"));
+    assert!(tables.contains("      0  4  4  4  4     4   4     4\n"), "{tables}");
     let model = format!("--model {}", at("low/model.json"));
     let folded = format!("export-weights {} {model} --to llama --output {}", at("low"), at("back"));
     assert_eq!(json(&folded)["folded_pairs"], json!(14));
