@@ -60,14 +60,15 @@ impl CachedProfileKey {
     /// Writes a profile to the cache and returns its path.
     ///
     /// # Errors
-    /// No cache folder, or one that cannot be written.
+    /// No cache folder, or a file that cannot be written, with its name.
     pub fn store(&self, extent: BenchmarkExtent, profile: &Profile) -> io::Result<PathBuf> {
         let path = self.path(extent).ok_or_else(no_cache_folder)?;
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        output::write_atomically(&path, text(profile)?.as_bytes())?;
-        Ok(path)
+        let text = text(profile)?;
+        let written = fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))
+            .and_then(|()| output::write_atomically(&path, text.as_bytes()));
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        written.map_err(named).map(|()| path)
     }
 
     /// Checks that a profile can be cached, before anything is measured.

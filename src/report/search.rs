@@ -35,6 +35,16 @@ pub struct SearchSummary {
     wall_time_s: f64,
 }
 
+/// The proven statement about all other plans for a gap, which is rounded up to a tenth of a percent.
+pub fn none_better(objective: Objective, gap: f64) -> String {
+    let gap = percent((gap * 1e3).ceil() / 1e3);
+    match objective {
+        Objective::StepTime => format!("no plan takes more than {gap} less time"),
+        Objective::Memory => format!("no plan saves more than {gap} of the memory"),
+        Objective::Cost => format!("no plan is more than {gap} cheaper"),
+    }
+}
+
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
@@ -42,9 +52,6 @@ fn is_zero(count: &u64) -> bool {
 fn status_name<S: Serializer>(status: &SearchStatus, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(status.name())
 }
-
-/// The smallest gap in sentences: smaller ones would be printed as none.
-const PRINTED_GAP_MIN: f64 = 1e-3;
 
 impl SearchSummary {
     /// The summary of a search that found a plan.
@@ -82,8 +89,13 @@ impl SearchSummary {
         self.status.name()
     }
 
-    /// Whether the plan is proven the fastest.
-    pub fn is_proven_fastest(&self) -> bool {
+    /// Quantity that the search minimised.
+    pub fn objective(&self) -> Objective {
+        self.objective
+    }
+
+    /// Whether no plan is better.
+    pub fn is_proven(&self) -> bool {
         self.status == SearchStatus::Optimal
     }
 
@@ -104,14 +116,7 @@ impl SearchSummary {
             Objective::Memory => "the plan with the least memory",
             Objective::Cost => "the cheapest plan",
         };
-        let none_better = |gap: f64| {
-            let gap = percent(gap.max(PRINTED_GAP_MIN));
-            match self.objective {
-                Objective::StepTime => format!("no plan is more than {gap} faster"),
-                Objective::Memory => format!("no plan saves more than {gap} of the memory"),
-                Objective::Cost => format!("no plan is more than {gap} cheaper"),
-            }
-        };
+        let none_better = |gap: f64| none_better(self.objective, gap);
         match (self.status, self.gap) {
             (SearchStatus::Optimal, _) => format!("proven {best} of the search space"),
             (SearchStatus::Infeasible, _) => "no plan exists".into(),

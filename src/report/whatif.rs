@@ -3,7 +3,7 @@
 use indexmap::{IndexMap, IndexSet};
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{ContextAttention, Plan, Seconds};
-use narrows_planner::Prediction;
+use narrows_planner::{Objective, Prediction};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -12,7 +12,7 @@ use super::break_even::BreakEvenReport;
 use super::infeasible::InfeasibleReport;
 use super::page::{Align, Cell, Page, texts};
 use super::prediction::{PredictionReport, assumed};
-use super::search::SearchSummary;
+use super::search::{SearchSummary, none_better};
 use super::solution::SolutionReport;
 use super::training_run::rounded;
 use super::whatif_columns::{PlannedRow, ResultColumn};
@@ -20,7 +20,7 @@ use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::errors::Problem;
 use crate::step_cost::StepCost;
-use crate::text::{percent, plan_phrase, plural, signed_percents, thousands};
+use crate::text::{plan_phrase, plural, signed_percents, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -220,29 +220,35 @@ impl<'a> WhatIfReport<'a> {
         paths.into_iter().cloned().collect()
     }
 
-    /// The largest gap of the plans that are not proven the fastest, in words; `None` where all are proven.
+    /// How many plans are proven the best, and the largest gaps of the others, in words; `None` where all are proven.
     fn gap_phrase(&self) -> Option<String> {
         let searches = self.points.iter().filter_map(|point| match &point.result {
             PointResult::Planned { search, .. } => Some(search),
             PointResult::Failed { .. } => None,
         });
-        let (proven, others): (Vec<_>, Vec<_>) =
-            searches.partition(|search| search.is_proven_fastest());
-        let gap = others.iter().filter_map(|search| search.gap()).reduce(f64::max)?;
-        let count = proven.len() + others.len();
-        if count == 1 {
-            let gap = percent(gap);
-            return Some(format!(
-                "The plan is not proven the fastest; the fastest one takes at most {gap} less time."
-            ));
-        }
-        let plans = plural(count as u64, "plan");
+        let (proven, others): (Vec<_>, Vec<_>) = searches.partition(|search| search.is_proven());
+        let mut all = proven.iter().chain(&others);
+        let best = match all.all(|search| search.objective() == Objective::StepTime) {
+            true => "the fastest",
+            false => "optimal",
+        };
+        let gap_of = |objective: Objective| {
+            let others = others.iter().filter(|search| search.objective() == objective);
+            others.filter_map(|search| search.gap()).reduce(f64::max)
+        };
+        let gaps = [Objective::StepTime, Objective::Memory, Objective::Cost].into_iter();
+        let gaps = gaps.filter_map(|objective| Some(none_better(objective, gap_of(objective)?)));
+        let gaps = gaps.collect::<Vec<_>>().join(", ");
+        let plans = plural((proven.len() + others.len()) as u64, "plan");
         let are = if proven.len() == 1 { "is" } else { "are" };
-        Some(format!(
-            "{} of {plans} {are} proven the fastest; the fastest plans of the other points take at most {} less time.",
-            proven.len(),
-            percent(gap)
-        ))
+        match (others.len(), proven.len()) {
+            (0, _) => None,
+            (1, 0) => Some(format!("The plan is not proven {best}: {gaps}.")),
+            (_, 0) => Some(format!("None of the plans is proven {best}: {gaps}.")),
+            (_, proven) => Some(format!(
+                "{proven} of {plans} {are} proven {best}; at the other points, {gaps}."
+            )),
+        }
     }
 
     /// The best point in words, and how many have a plan.

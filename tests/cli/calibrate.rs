@@ -360,5 +360,7 @@ fn a_run_caches_its_measurement_if_it_can() {
     assert!(second.lines().all(|line| line.contains("busy machine")), "{second}");
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    assert!(run(&file).contains("not cached for the next run"), "the cache is not a folder");
+    let refused = run(&file);
+    let place = format!("not cached for the next run: {}/", file.display());
+    assert!(refused.contains(&place), "the cache is not a folder: {refused}");
 }

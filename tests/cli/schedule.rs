@@ -121,7 +121,7 @@ fn reports_name_the_schedule_of_a_pipeline() {
         ("--pipeline 2 --schedule interleaved", ", interleaved (2 chunks)"),
         ("--pipeline 2 --schedule zero-bubble", ", zero-bubble"),
         ("--pipeline 2 --schedule 1f1b", ", 1F1B"),
-        ("--pipeline 1", ""),
+        ("--pipeline 1 --zero off", ""),
     ] {
         for backend in ["cpu", "null"] {
             let steps = if backend == "null" { "--backend null" } else { "" };

@@ -410,8 +410,18 @@ fn unproven_points_are_counted_with_their_gap() {
     assert_eq!(statuses, ["gap_limit", "optimal"]);
     let gap = searches.map(|search| search["gap"].as_f64().expect("a gap")).fold(0.0, f64::max);
     let text = stdout(&format!("{sweep}64GiB,80GiB")).replace("\n  ", " ");
-    let phrase =
-        "1 of 2 plans is proven the fastest; the fastest plans of the other points take at most";
-    assert!(text.contains(&format!("{phrase} {:.1} % less time.", 100.0 * gap)), "{text}");
+    let phrase = "1 of 2 plans is proven the fastest; at the other points, no plan takes more than";
+    let rounded_up = (1e3 * gap).ceil() / 10.0;
+    assert!(text.contains(&format!("{phrase} {rounded_up:.1} % less time.")), "{text}");
+    let text = stdout(&format!("{sweep}64GiB")).replace("\n  ", " ");
+    assert!(text.contains("The plan is not proven the fastest: no plan takes more"), "{text}");
     assert!(!stdout(&format!("{sweep}80GiB")).contains("proven the fastest"));
+    // The gap of the least memory is one of memory.
+    let sweep = "whatif --model cola-60m --devices 4 --sequence-length 512 --sweep objective=step-time,memory";
+    let text = stdout(sweep).replace("\n  ", " ");
+    let phrase = "None of the plans is proven optimal: no plan takes more than ";
+    assert!(
+        text.contains(phrase) && text.contains(" less time, no plan saves more than "),
+        "{text}"
+    );
 }
