@@ -291,7 +291,7 @@ impl Request {
             );
             let hint = format!(
                 "a shorter sequence; a larger max_sequence_length in a model file, or max_position_embeddings in a \
-                 config.json; or `narrows whatif --sweep sequence_length={}`, which prices any length",
+                 config.json; or --sweep sequence_length={} of `narrows whatif`, which prices any length",
                 self.sequence_length
             );
             push(RequestField::SequenceLength, problem, Some(&hint));

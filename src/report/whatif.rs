@@ -242,7 +242,7 @@ impl<'a> WhatIfReport<'a> {
         let plans = plural((proven.len() + others.len()) as u64, "plan");
         let are = if proven.len() == 1 { "is" } else { "are" };
         match (others.len(), proven.len()) {
-            (0, _) => None,
+            _ if gaps.is_empty() => None,
             (1, 0) => Some(format!("The plan is not proven {best}: {gaps}.")),
             (_, 0) => Some(format!("None of the plans is proven {best}: {gaps}.")),
             (_, proven) => Some(format!(
