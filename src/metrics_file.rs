@@ -80,12 +80,12 @@ fn parse_line<'a, T: Deserialize<'a>>(
 }
 
 impl MetricsFile {
-    /// Creates a file, or opens standard output. An existing file with a complete line is renamed, with a warning, so that
-    /// no line of another run is lost.
+    /// Creates a file, or opens standard output. An existing file with a complete line is renamed, with a warning, so
+    /// that no line of another run is lost.
     ///
     /// # Errors
-    /// A file that cannot be written or renamed, one into which another run writes, and one with other lines; the file is
-    /// then left unchanged.
+    /// A file that cannot be written or renamed, one into which another run writes, and one with other lines; the file
+    /// is then left unchanged.
     pub fn create(output: &OsStr) -> CommandResult<MetricsFile> {
         MetricsFile::begin(output, |name, kept| {
             format!("{name} has the steps of another run: it is now {kept}")
@@ -99,7 +99,8 @@ impl MetricsFile {
     pub fn restart(output: &OsStr) -> CommandResult<MetricsFile> {
         MetricsFile::begin(output, |name, kept| {
             format!(
-                "{name} has steps of which no checkpoint is left: it is now {kept}, and the run begins at the first step"
+                "{name} has steps of which no checkpoint is left: it is now {kept}, and the run begins at the first \
+                 step"
             )
         })
     }

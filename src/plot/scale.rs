@@ -121,7 +121,7 @@ impl Scale {
     }
 }
 
-/// Values on one axis, in one form: `5k`, `10k`, and with all digits where a value has more than three: `8,192`, `16,384`.
+/// Values on one axis in one form: `5k`, `10k`, or with all digits where a value has more than three: `8,192`, `16,384`.
 pub fn labels(values: &[f64]) -> Vec<String> {
     let is_whole = |value: &f64| value.fract() == 0.0 && (0.0..1e6).contains(value);
     let is_exact = |value: &f64| *value >= 1e3 && value % 100.0 != 0.0;

@@ -220,7 +220,7 @@ impl<'a> WhatIfReport<'a> {
         paths.into_iter().cloned().collect()
     }
 
-    /// Number of plans that are proven the best, and the largest gaps of the others, in words; `None` where all are proven.
+    /// Number of plans that are proven the best, and largest gaps of the others, in words; `None` where all are proven.
     fn gap_phrase(&self) -> Option<String> {
         let searches = self.points.iter().filter_map(|point| match &point.result {
             PointResult::Planned { search, .. } => Some(search),

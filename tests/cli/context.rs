@@ -148,8 +148,8 @@ fn sizes_that_divide_nothing_are_refused() {
         ),
         (
             "--context 16 --devices 16 --tensor 1 --context-attention gather --grouping on",
-            "--context: queries are one tensor with keys and values, which are gathered alone\n  hint: another --grouping \
-             than `on`, or --context-attention ring",
+            "--context: queries are one tensor with keys and values, which are gathered alone\n  hint: another \
+             --grouping than `on`, or --context-attention ring",
         ),
         (
             "--tensor 1 --context-attention gather --grouping on",
