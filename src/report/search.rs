@@ -5,7 +5,7 @@ use narrows_planner::{Objective, SearchReport, SearchStatus};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use crate::text::{percent, thousands};
+use crate::text::{percent, plural, thousands};
 
 /// The outcome and the effort of a search.
 #[derive(Serialize, JsonSchema)]
@@ -35,8 +35,35 @@ pub struct SearchSummary {
     wall_time_s: f64,
 }
 
+/// Number of plans of several searches that are proven the best, and largest gaps of the others, in words; `None` where all
+/// are proven.
+pub fn gap_phrase(searches: &[&SearchSummary]) -> Option<String> {
+    let is_proven = |search: &SearchSummary| search.status == SearchStatus::Optimal;
+    let proven = searches.iter().filter(|search| is_proven(search)).count();
+    let best = match searches.iter().all(|search| search.objective == Objective::StepTime) {
+        true => "the fastest",
+        false => "optimal",
+    };
+    let gap_of = |objective: Objective| {
+        let others = searches.iter().filter(|search| !is_proven(search));
+        let others = others.filter(|search| search.objective == objective);
+        others.filter_map(|search| search.gap).reduce(f64::max)
+    };
+    let gaps = [Objective::StepTime, Objective::Memory, Objective::Cost].into_iter();
+    let gaps = gaps.filter_map(|objective| Some(none_better(objective, gap_of(objective)?)));
+    let gaps = gaps.collect::<Vec<_>>().join(", ");
+    let plans = plural(searches.len() as u64, "plan");
+    let are = if proven == 1 { "is" } else { "are" };
+    match (searches.len(), proven) {
+        _ if gaps.is_empty() => None,
+        (1, _) => Some(format!("The plan is not proven {best}: {gaps}.")),
+        (_, 0) => Some(format!("None of the plans is proven {best}: {gaps}.")),
+        _ => Some(format!("{proven} of {plans} {are} proven {best}; at the other points, {gaps}.")),
+    }
+}
+
 /// The proven statement about all other plans for a gap, which is rounded up to a tenth of a percent.
-pub fn none_better(objective: Objective, gap: f64) -> String {
+fn none_better(objective: Objective, gap: f64) -> String {
     let gap = percent((gap * 1e3).ceil() / 1e3);
     match objective {
         Objective::StepTime => format!("no plan takes more than {gap} less time"),
@@ -87,16 +114,6 @@ impl SearchSummary {
     /// Name of the status in JSON.
     pub fn status(&self) -> &'static str {
         self.status.name()
-    }
-
-    /// Quantity that the search minimised.
-    pub fn objective(&self) -> Objective {
-        self.objective
-    }
-
-    /// Whether no plan is better.
-    pub fn is_proven(&self) -> bool {
-        self.status == SearchStatus::Optimal
     }
 
     /// Relative distance of the plan to the bound; `None` without a plan.

@@ -3,7 +3,7 @@
 use indexmap::{IndexMap, IndexSet};
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{ContextAttention, Plan, Seconds};
-use narrows_planner::{Objective, Prediction};
+use narrows_planner::Prediction;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -12,7 +12,7 @@ use super::break_even::BreakEvenReport;
 use super::infeasible::InfeasibleReport;
 use super::page::{Align, Cell, Page, texts};
 use super::prediction::{PredictionReport, assumed};
-use super::search::{SearchSummary, none_better};
+use super::search::{SearchSummary, gap_phrase};
 use super::solution::SolutionReport;
 use super::training_run::rounded;
 use super::whatif_columns::{PlannedRow, ResultColumn};
@@ -220,35 +220,13 @@ impl<'a> WhatIfReport<'a> {
         paths.into_iter().cloned().collect()
     }
 
-    /// Number of plans that are proven the best, and largest gaps of the others, in words; `None` where all are proven.
+    /// The gaps of the searches in words; `None` where all plans are proven the best.
     fn gap_phrase(&self) -> Option<String> {
         let searches = self.points.iter().filter_map(|point| match &point.result {
             PointResult::Planned { search, .. } => Some(search),
             PointResult::Failed { .. } => None,
         });
-        let (proven, others): (Vec<_>, Vec<_>) = searches.partition(|search| search.is_proven());
-        let mut all = proven.iter().chain(&others);
-        let best = match all.all(|search| search.objective() == Objective::StepTime) {
-            true => "the fastest",
-            false => "optimal",
-        };
-        let gap_of = |objective: Objective| {
-            let others = others.iter().filter(|search| search.objective() == objective);
-            others.filter_map(|search| search.gap()).reduce(f64::max)
-        };
-        let gaps = [Objective::StepTime, Objective::Memory, Objective::Cost].into_iter();
-        let gaps = gaps.filter_map(|objective| Some(none_better(objective, gap_of(objective)?)));
-        let gaps = gaps.collect::<Vec<_>>().join(", ");
-        let plans = plural((proven.len() + others.len()) as u64, "plan");
-        let are = if proven.len() == 1 { "is" } else { "are" };
-        match (others.len(), proven.len()) {
-            _ if gaps.is_empty() => None,
-            (1, 0) => Some(format!("The plan is not proven {best}: {gaps}.")),
-            (_, 0) => Some(format!("None of the plans is proven {best}: {gaps}.")),
-            (_, proven) => Some(format!(
-                "{proven} of {plans} {are} proven {best}; at the other points, {gaps}."
-            )),
-        }
+        gap_phrase(&searches.collect::<Vec<_>>())
     }
 
     /// The best point in words, and how many have a plan.

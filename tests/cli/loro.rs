@@ -206,3 +206,16 @@ fn restarts_follow_the_refreshes_of_loro() {
     assert_eq!(restart_every("--loro-refresh-every 0 --decay-steps 12"), 2);
     assert_eq!(restart_every("--decay-steps 200 --restart-every 30"), 30);
 }
+
+#[test]
+fn exact_steps_are_swept() {
+    let request = "--model svd-60m --devices 1 --sequence-length 512";
+    let answer = json(&format!("whatif {request} --loro-every 7 --sweep loro_every=100,1000"));
+    for (point, every) in answer["points"].as_array().expect("points").iter().zip([100, 1000]) {
+        assert_eq!(point["decisions"]["loro_every"], every);
+    }
+    let plan = json(&format!("plan {request} --loro-every 100"));
+    assert_eq!(answer["points"][0]["prediction"], plan["prediction"]);
+    let answer = json(&format!("whatif {request} --loro-every 100 --sweep global_batch=1"));
+    assert_eq!(answer["points"][0]["prediction"], plan["prediction"]);
+}

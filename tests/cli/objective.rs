@@ -151,6 +151,17 @@ fn fewer_parts_of_one_machine_cost_no_less() {
     assert!(peak_bytes(&answer(&format!("plan {request} memory"))) > 0.0);
 }
 
+/// The gap of the least memory is one of memory.
+#[test]
+fn gaps_of_a_sweep_are_those_of_its_objectives() {
+    let request = "--model cola-60m --devices 4 --sequence-length 512";
+    let text = stdout(&format!("whatif {request} --sweep objective=step-time,memory"));
+    let text = text.replace("\n  ", " ");
+    let phrase = "None of the plans is proven optimal: no plan takes more than ";
+    assert!(text.contains(phrase), "{text}");
+    assert!(text.contains(" less time, no plan saves more than "), "{text}");
+}
+
 #[test]
 fn bad_objectives_are_rejected() {
     let (_folder, expensive) = priced_profile(1e9);
