@@ -5,6 +5,7 @@
 
 constexpr unsigned long FIBER_STACK = 64 * 1024;
 
+// The memory of a stack, which is allocated when a fiber starts on it and is never freed.
 struct Stack {
     char* memory = nullptr;
     char* allocated() {
@@ -18,7 +19,6 @@ struct Stack {
 
 struct Fiber {
     void* top = nullptr;
-    Stack stack;
 };
 
 // Saves the callee-saved registers on the current stack and restores those of the other.
@@ -46,8 +46,8 @@ narrows_switch_stacks:
     .size narrows_switch_stacks, . - narrows_switch_stacks
 )");
 
-inline void start_fiber(Fiber& fiber, void (*entry)()) {
-    void** top = reinterpret_cast<void**>(fiber.stack.allocated() + FIBER_STACK);
+inline void start_fiber(Fiber& fiber, Stack& stack, void (*entry)()) {
+    void** top = reinterpret_cast<void**>(stack.allocated() + FIBER_STACK);
     *--top = nullptr;  // Aligns the stack as after a call.
     *--top = reinterpret_cast<void*>(entry);
     for (int saved = 0; saved < 6; saved++) *--top = nullptr;
@@ -61,12 +61,11 @@ inline void switch_fiber(Fiber& from, Fiber& to) { narrows_switch_stacks(&from.t
 
 struct Fiber {
     ucontext_t context;
-    Stack stack;
 };
 
-inline void start_fiber(Fiber& fiber, void (*entry)()) {
+inline void start_fiber(Fiber& fiber, Stack& stack, void (*entry)()) {
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.allocated();
+    fiber.context.uc_stack.ss_sp = stack.allocated();
     fiber.context.uc_stack.ss_size = FIBER_STACK;
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, entry, 0);

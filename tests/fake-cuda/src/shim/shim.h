@@ -102,6 +102,8 @@ struct Warp {
 
 struct Block {
     std::vector<Thread> threads;
+    // As many as the largest block had threads.
+    std::vector<Stack> stacks;
     std::vector<Warp> warps;
     Fiber scheduler;
     Thread* current = nullptr;
@@ -270,7 +272,7 @@ inline void run_block() {
         thread.warp_operations = 0;
         thread.copies.clear();
         thread.group_ends.clear();
-        start_fiber(thread.fiber, thread_entry);
+        start_fiber(thread.fiber, block.stacks[thread.number], thread_entry);
     }
     for (;;) {
         u32 done = 0, waiting = 0;
@@ -322,6 +324,7 @@ inline int run_blocks(const Launch* launch, u32 threads_max, void (*body)(void*)
         return refuse(reason);
     }
     block.threads.resize(count);
+    if (block.stacks.size() < count) block.stacks.resize(count);
     block.warps.resize(count / 32);
     block.dynamic.resize((launch->shared_bytes + 15) / 16);
     block.failed = false;
