@@ -6,3 +6,7 @@ mod frameworks;
 mod intervals;
 mod kernels;
 mod published;
+
+/// The allocator of the command line, whose fits these tests repeat.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
