@@ -29,6 +29,12 @@ pub(super) struct BlockInFlight {
 }
 
 impl BlockInFlight {
+    /// Whether, of equal blocks, later ones keep more. With one microbatch in flight, the peak of a stage is at the backward
+    /// pass of a block: what the blocks up to this one keep, and what it recomputes. Blocks that keep more recompute less.
+    pub(super) fn keeps_more_last(&self) -> bool {
+        self.in_flight == 1
+    }
+
     /// Bytes of the block with a solution.
     pub(super) fn bytes(&self, solved: &SolvedSegment) -> Bytes {
         solved.bytes.total(self.in_flight)
@@ -135,7 +141,13 @@ pub(super) fn assign_points(
     if used > budget {
         return None;
     }
-    edges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)).then(b.2.cmp(&a.2)));
+    let position = |block: usize| match blocks[block].keeps_more_last() {
+        true => -(block as i64),
+        false => block as i64,
+    };
+    edges.sort_by(|a, b| {
+        b.0.total_cmp(&a.0).then(position(a.1).cmp(&position(b.1))).then(b.2.cmp(&a.2))
+    });
     let mut slack = None;
     for (rate, block, to) in edges {
         let more = bytes(block, to) - bytes(block, to + 1);

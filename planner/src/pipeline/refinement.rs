@@ -185,7 +185,7 @@ impl<'a> StageRefinement<'a> {
     }
 }
 
-/// The chosen solutions in the order of the blocks, the fastest of each group first.
+/// The chosen solutions in the order of the blocks: of each group, those that keep more come last or first.
 fn solutions_in_order(blocks: &[BlockInFlight], groups: &[BlockGroup]) -> Vec<Arc<SolvedSegment>> {
     let mut queues: Vec<(BlockInFlight, Vec<Arc<SolvedSegment>>)> = groups
         .iter()
@@ -196,7 +196,10 @@ fn solutions_in_order(blocks: &[BlockInFlight], groups: &[BlockGroup]) -> Vec<Ar
                 .collect();
             // Blocks pop from the end.
             let time = |s: &SolvedSegment| (s.time.forward + s.time.backward).0;
-            queue.sort_by(|a, b| time(a).total_cmp(&time(b)));
+            queue.sort_by(|a, b| match group.block.keeps_more_last() {
+                true => time(a).total_cmp(&time(b)),
+                false => time(b).total_cmp(&time(a)),
+            });
             (group.block, queue)
         })
         .collect();
