@@ -18,11 +18,11 @@ use crate::sharding::{gathered_bytes, reduced_bytes};
 /// Lower bounds on what a block holds besides activations that are kept, over all of its choices.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkingBytes {
-    /// At the backward pass of its gated product.
+    /// Bytes at the backward pass of its gated product.
     at_product: Bytes,
-    /// Its gathered weights.
+    /// Gathered weights of all of its linears.
     weights: Bytes,
-    /// Its whole gradients of one microbatch.
+    /// Whole gradients of all of its linears for one microbatch.
     gradients: Bytes,
 }
 
@@ -68,7 +68,7 @@ impl WorkingBytes {
         }
     }
 
-    /// What a pipeline of one stage with this many blocks needs.
+    /// Working sets of a pipeline of one stage with this many blocks.
     pub fn of_stage(self, context: &Context, blocks: u64) -> Vec<WorkingSet> {
         let WorkingBytes { at_product, weights, gradients } = self;
         let mut sets = vec![WorkingSet { last_blocks: 1, bytes: at_product }];

@@ -62,7 +62,7 @@ impl SegmentSolver<'_> {
         }
     }
 
-    /// What the backward passes of a stage with all blocks of the model hold, where all have this shape.
+    /// Working sets of a stage with all blocks of the model, which have this shape.
     pub(crate) fn working_sets(&self, spec: SegmentSpec, context: &Context) -> Vec<WorkingSet> {
         let of_grouping = |grouping: &Grouping| {
             let space = &self.prepare(spec, *grouping, context).priced.space;
