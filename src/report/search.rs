@@ -62,9 +62,9 @@ pub fn gap_phrase(searches: &[&SearchSummary]) -> Option<String> {
     }
 }
 
-/// The proven statement about all other plans for a gap, which is rounded up to a tenth of a percent.
+/// The proven statement about all other plans for a gap without a proof that it is 0, rounded up to a tenth of a percent.
 fn none_better(objective: Objective, gap: f64) -> String {
-    let gap = percent((gap * 1e3).ceil() / 1e3);
+    let gap = percent((gap * 1e3).ceil().max(1.0) / 1e3);
     match objective {
         Objective::StepTime => format!("no plan takes more than {gap} less time"),
         Objective::Memory => format!("no plan saves more than {gap} of the memory"),

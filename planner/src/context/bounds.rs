@@ -7,8 +7,18 @@ use crate::pipeline::EmbeddingAndHead;
 
 /// Lower bounds for each boundary layout of a context, the most promising first.
 pub(crate) struct ContextBounds {
-    /// The fastest embedding and head of a layout, and the bound on its plans.
-    pub layouts: Vec<(EmbeddingAndHead, LayoutBound)>,
+    /// The layouts.
+    pub layouts: Vec<LayoutBounds>,
+}
+
+/// Lower bounds of one boundary layout.
+pub(crate) struct LayoutBounds {
+    /// The fastest embedding and head.
+    pub fastest: EmbeddingAndHead,
+    /// The bound on the plans.
+    pub bound: LayoutBound,
+    /// The seconds of it that the working set of a backward pass adds.
+    pub working_set_cost: f64,
 }
 
 /// Bound on the plans of one boundary layout.
@@ -29,8 +39,8 @@ impl ContextBounds {
     pub(crate) fn bound(&self, incumbent: f64) -> Result<Seconds, Infeasible> {
         let mut reason = Infeasible::NoStrategy;
         let mut lowest: Option<f64> = None;
-        for (_, layout) in &self.layouts {
-            let bound = match layout {
+        for layout in &self.layouts {
+            let bound = match &layout.bound {
                 LayoutBound::Infeasible(infeasible) => {
                     reason = reason.nearer_to_feasible(infeasible.clone());
                     continue;

@@ -4,7 +4,7 @@
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::{Bytes, Context, Seconds};
 
-use super::bounds::{ContextBounds, LayoutBound};
+use super::bounds::{ContextBounds, LayoutBound, LayoutBounds};
 use super::bucket_bound::bucket_bound;
 use super::sharding_bound::sharding_bound;
 use super::solver::{ContextSolver, PartitionResult};
@@ -24,24 +24,25 @@ impl ContextSolver<'_> {
                 layout,
             ));
             let undivided = fastest.bound.0.max(collectives);
-            let bound = if undivided < incumbent {
-                self.layout_bound(context, &fastest, incumbent).at_least(Seconds(undivided))
-            } else {
-                LayoutBound::NoImprovement
+            let (bound, cost) = match undivided < incumbent {
+                true => self.layout_bound(context, &fastest, incumbent),
+                false => (LayoutBound::NoImprovement, 0.0),
             };
-            layouts.push((fastest, bound));
+            let bound = bound.at_least(Seconds(undivided));
+            let working_set_cost = cost.min(bound.seconds() - undivided);
+            layouts.push(LayoutBounds { fastest, bound, working_set_cost });
         }
-        layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
+        layouts.sort_by(|a, b| a.bound.seconds().total_cmp(&b.bound.seconds()));
         ContextBounds { layouts }
     }
 
-    /// Bound on the plans of one layout: that of the relaxed embedding and head.
+    /// Bound on the plans of one layout, that of the relaxed embedding and head, with the seconds of it that working sets add.
     fn layout_bound(
         &self,
         context: &Context,
         fastest: &EmbeddingAndHead,
         incumbent: f64,
-    ) -> LayoutBound {
+    ) -> (LayoutBound, f64) {
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let relaxed = fastest.relaxation(self.segments, context);
         let mut overheads = PipelineOverheads::new(self.request, self.segments, context, &relaxed);
@@ -67,19 +68,20 @@ impl ContextSolver<'_> {
                 .interleaved_bound(&overheads)
                 >= incumbent
         {
-            return LayoutBound::NoImprovement;
+            return (LayoutBound::NoImprovement, 0.0);
         }
-        match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
+        let bound = match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => {
                 let budgets = self.block_budgets(context, &relaxed, &no_reserve);
                 let cost = budgets.map_or(0.0, |budgets| {
                     self.working_set_cost(context, fastest.boundary, budgets[0])
                 });
-                match partitions[0].bound.0 + cost {
-                    bound if bound < incumbent => LayoutBound::Bound(Seconds(bound)),
-                    _ if incumbent.is_finite() => LayoutBound::NoImprovement,
-                    _ => LayoutBound::Bound(partitions[0].bound),
-                }
+                let divided = partitions[0].bound;
+                return match divided.0 + cost {
+                    bound if bound < incumbent => (LayoutBound::Bound(Seconds(bound)), cost),
+                    _ if incumbent.is_finite() => (LayoutBound::NoImprovement, 0.0),
+                    _ => (LayoutBound::Bound(divided), 0.0),
+                };
             }
             PartitionResult::Interrupted => LayoutBound::Bound(fastest.bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
@@ -92,6 +94,7 @@ impl ContextSolver<'_> {
                 let stage = None;
                 LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })
             }
-        }
+        };
+        (bound, 0.0)
     }
 }

@@ -13,7 +13,7 @@ use narrows_cost_model::ExactStepWork;
 use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, Context};
 
-use super::bounds::{ContextBounds, LayoutBound};
+use super::bounds::{ContextBounds, LayoutBound, LayoutBounds};
 use super::progress::{ContextSolution, FitProgress};
 use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
@@ -111,10 +111,10 @@ impl<'a> ContextSolver<'a> {
         incumbent: f64,
     ) -> ContextSolution {
         let mut progress = FitProgress::new(incumbent);
-        for (embedding_and_head, layout) in &bounds.layouts {
-            match layout {
+        for layout in &bounds.layouts {
+            match &layout.bound {
                 LayoutBound::Bound(bound) if bound.0 < progress.incumbent => {
-                    self.solve_layout(context, embedding_and_head, bound.0, &mut progress);
+                    self.solve_layout(context, layout, bound.0, &mut progress);
                 }
                 LayoutBound::Bound(_) | LayoutBound::NoImprovement => {
                     progress.record_no_improvement()
@@ -141,11 +141,14 @@ impl<'a> ContextSolver<'a> {
     fn solve_layout(
         &self,
         context: &Context,
-        fastest: &EmbeddingAndHead,
+        layout: &LayoutBounds,
         bound: f64,
         progress: &mut FitProgress,
     ) {
         progress.bound = progress.bound.min(bound);
+        let LayoutBounds { fastest, working_set_cost, .. } = layout;
+        // Bounds of divisions do not count working sets.
+        let bound = bound - working_set_cost;
         // No other embedding and head have a better bound. With several stages, bounds differ slightly, because
         // each stage is relaxed alone.
         let close = if context.mesh.pipeline == 1 { 1e-12 } else { 1e-3 };

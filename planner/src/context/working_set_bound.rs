@@ -14,6 +14,7 @@ use narrows_plan::{Bytes, Context};
 
 use super::average_stage::evenly_split_bytes;
 use super::solver::ContextSolver;
+use crate::pipeline::in_flight_in_chunks;
 use crate::segment::SegmentSpec;
 
 /// Relative error of sums of times.
@@ -34,9 +35,11 @@ impl ContextSolver<'_> {
         }
         let spec = SegmentSpec::block(0, boundary);
         let blocks = segments.layer_shapes().len() as u64;
+        let in_flight = in_flight_in_chunks(context, 0)[0];
         let least_time = |count: u64, bytes: f64| -> Option<f64> {
             let count = count as f64;
-            let line = segments.supporting_line(spec, context, 1, Bytes((bytes / count) as u64))?;
+            let average = Bytes((bytes / count) as u64);
+            let line = segments.supporting_line(spec, context, in_flight, average)?;
             match count * line.bytes_min > bytes {
                 true => Some(f64::INFINITY),
                 false => Some(count * line.intercept - line.multiplier * bytes),
@@ -66,13 +69,15 @@ impl ContextSolver<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use narrows_cost_model::profile;
     use narrows_plan::model::presets;
 
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::request::{MemoryLimit, Request};
-    use crate::segment::SegmentSolver;
+    use crate::segment::{SegmentSolver, SolvedSegment};
 
     use super::*;
 
@@ -81,7 +86,7 @@ mod tests {
     #[test]
     fn no_arena_is_smaller_than_a_working_set() {
         let profile = profile::preset("a100-80gb").expect("a preset");
-        let (mut checked, mut bounded) = (0, 0.0_f64);
+        let (mut checked, mut in_pairs, mut bounded) = (0, 0, 0.0_f64);
         for (name, gib) in [("cola-350m", 3), ("cola-350m", 60), ("llama-130m", 2), ("svd-130m", 3)]
         {
             let model = presets::find(name).expect("a preset");
@@ -102,21 +107,24 @@ mod tests {
                 let blocks = partition.stages[0].blocks.clone();
                 let arena = solver.size(&context, &embedding_and_head, partition).arenas[0];
                 let spec = SegmentSpec::block(0, embedding_and_head.boundary);
+                let in_flight = in_flight_in_chunks(&context, 0)[0];
+                let kept = |of: &[Arc<SolvedSegment>]| -> Bytes {
+                    of.iter().map(|block| block.bytes.kept * in_flight).sum()
+                };
+                let resident: Bytes = blocks.iter().map(|block| block.bytes.resident).sum();
+                let counted = (ends + resident + kept(&blocks)).as_f64();
                 for set in segments.working_sets(spec, &context) {
                     let others = blocks.len() - set.last_blocks as usize;
-                    let kept: Bytes = blocks[..others].iter().map(|block| block.bytes.kept).sum();
-                    let resident: Bytes = blocks.iter().map(|block| block.bytes.resident).sum();
-                    let needed = ends + resident + kept + set.bytes;
+                    let needed = ends + resident + kept(&blocks[..others]) + set.bytes;
                     assert!(needed <= arena, "{name}, {context:?}: {set:?} in {arena}");
-                    let all: Bytes = blocks.iter().map(|block| block.bytes.kept).sum();
-                    let counted = (ends + resident + all).as_f64();
                     let share = (needed.as_f64() - counted) / (arena.as_f64() - counted);
                     bounded = bounded.max(share);
+                    in_pairs += usize::from(context.overlap_microbatch_pairs);
                     checked += 1;
                 }
             }
         }
-        assert!(checked > 60, "{checked} working sets");
+        assert!(checked > 60 && in_pairs > 0, "{checked} working sets, {in_pairs} in pairs");
         assert!(bounded > 0.1, "at most {bounded} of what no block counts");
     }
 }
