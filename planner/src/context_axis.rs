@@ -97,7 +97,6 @@ impl Request {
         let mesh = Mesh { tensor, pipeline: 1, data: 1, context };
         let Model { heads, kv_heads, .. } = self.model;
         let fixed = self.fixed_context_attention();
-        let of_gather = self.defect_of_attention(ContextAttention::Gather);
         let (problem, hint) = if !self.sequence_length.is_multiple_of(context) {
             let problem = format!(
                 "{context} devices do not divide {} positions evenly",
@@ -111,7 +110,7 @@ impl Request {
         {
             defect
         } else if !matches!(fixed, Some(ContextAttention::Exchange | ContextAttention::Ring))
-            && let Some((problem, hint)) = of_gather
+            && let Some((problem, hint)) = self.defect_of_attention(ContextAttention::Gather)
         {
             let hint = match self.allows_attention(&mesh, ContextAttention::Ring) {
                 true => "another --grouping than `on`, or --context-attention ring",

@@ -56,9 +56,7 @@ impl FactorReport {
             linears: linears.collect(),
         }
     }
-}
 
-impl FactorReport {
     /// Appends a table with a row for each layer, and `cell` of each linear that has a rank.
     fn table(&self, page: &mut Page, cell: impl Fn(&LinearReport, u64) -> String) {
         let names = LinearKind::ALL.map(|kind| (kind.name(), Align::Right));

@@ -75,10 +75,8 @@ fn leave_each_out<'a>(measurements: &[&'a ComparedMeasurement<'a>]) -> Vec<LeftO
     let left_out = |(index, entry): (usize, &&'a ComparedMeasurement<'a>)| {
         let others = [&measurements[..index], &measurements[index + 1..]].concat();
         // The sum falls as x rises.
-        let [mut low, mut high] = [-entry.step_s, RANGE_MAX];
-        if entry.step_s == 0.0 {
-            low = -RANGE_MAX;
-        }
+        let mut low = if entry.step_s > 0.0 { -entry.step_s } else { -RANGE_MAX };
+        let mut high = RANGE_MAX;
         for _ in 0..BISECTIONS {
             let middle = (low + high) / 2.0;
             if log_ratios(&others, middle) > 0.0 { low = middle } else { high = middle }

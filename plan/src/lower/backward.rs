@@ -265,6 +265,7 @@ impl StageLowering<'_> {
         }
         buffer
     }
+
     /// The buffer of an input that its gradient replaces: that of a gated product, the widest of a block, which nothing reads
     /// later. Where weight gradients have a pass of their own, gradients outlive inputs and have buffers of their own.
     fn gradient_in_place(

@@ -7,24 +7,19 @@ use crate::pipeline::EmbeddingAndHead;
 
 /// Lower bounds for each boundary layout of a context, the most promising first.
 pub(crate) struct ContextBounds {
-    /// The layouts.
-    pub layouts: Vec<LayoutBounds>,
-}
-
-/// Lower bounds of one boundary layout.
-pub(crate) struct LayoutBounds {
-    /// The fastest embedding and head.
-    pub fastest: EmbeddingAndHead,
-    /// The bound on the plans.
-    pub bound: LayoutBound,
-    /// The seconds of it that the working set of a backward pass adds.
-    pub working_set_cost: f64,
+    /// The fastest embedding and head of a layout, and the bound on its plans.
+    pub layouts: Vec<(EmbeddingAndHead, LayoutBound)>,
 }
 
 /// Bound on the plans of one boundary layout.
 pub(crate) enum LayoutBound {
     /// No plan is faster.
-    Bound(Seconds),
+    Bound {
+        /// The bound.
+        time: Seconds,
+        /// The part of it that the working set of a backward pass adds to the bound of a division.
+        working_set: Seconds,
+    },
     /// No plan is faster than the incumbent.
     NoImprovement,
     /// No plan exists.
@@ -39,14 +34,14 @@ impl ContextBounds {
     pub(crate) fn bound(&self, incumbent: f64) -> Result<Seconds, Infeasible> {
         let mut reason = Infeasible::NoStrategy;
         let mut lowest: Option<f64> = None;
-        for layout in &self.layouts {
-            let bound = match &layout.bound {
+        for (_, layout) in &self.layouts {
+            let bound = match layout {
                 LayoutBound::Infeasible(infeasible) => {
                     reason = reason.nearer_to_feasible(infeasible.clone());
                     continue;
                 }
                 LayoutBound::NoImprovement => incumbent,
-                LayoutBound::Bound(bound) => bound.0,
+                LayoutBound::Bound { time, .. } => time.0,
             };
             lowest = Some(lowest.map_or(bound, |lowest| lowest.min(bound)));
         }
@@ -55,16 +50,25 @@ impl ContextBounds {
 }
 
 impl LayoutBound {
-    /// The bound, or this one if it is larger.
+    /// The bound of a division, without working sets.
+    pub(crate) fn of_division(time: Seconds) -> LayoutBound {
+        LayoutBound::Bound { time, working_set: Seconds(0.0) }
+    }
+
+    /// The bound, or this one of a division if it is larger.
     pub(crate) fn at_least(self, other: Seconds) -> LayoutBound {
         match self {
-            LayoutBound::Bound(bound) if bound < other => LayoutBound::Bound(other),
+            LayoutBound::Bound { time, .. } if time < other => LayoutBound::of_division(other),
+            LayoutBound::Bound { time, working_set } => {
+                let working_set = Seconds(working_set.0.min((time - other).0));
+                LayoutBound::Bound { time, working_set }
+            }
             bound => bound,
         }
     }
 
     /// The bound in seconds; infinite where there is none.
     pub(crate) fn seconds(&self) -> f64 {
-        if let LayoutBound::Bound(bound) = self { bound.0 } else { f64::INFINITY }
+        if let LayoutBound::Bound { time, .. } = self { time.0 } else { f64::INFINITY }
     }
 }

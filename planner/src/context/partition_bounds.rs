@@ -4,12 +4,12 @@
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::{Bytes, Context, Seconds};
 
-use super::bounds::{ContextBounds, LayoutBound, LayoutBounds};
+use super::bounds::{ContextBounds, LayoutBound};
 use super::bucket_bound::bucket_bound;
 use super::sharding_bound::sharding_bound;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
-use crate::pipeline::{EmbeddingAndHead, PipelineOverheads, StagePartitioner};
+use crate::pipeline::{EmbeddingAndHead, PipelineOverheads};
 use crate::segment::SegmentSpec;
 
 impl ContextSolver<'_> {
@@ -24,25 +24,24 @@ impl ContextSolver<'_> {
                 layout,
             ));
             let undivided = fastest.bound.0.max(collectives);
-            let (bound, cost) = match undivided < incumbent {
-                true => self.layout_bound(context, &fastest, incumbent),
-                false => (LayoutBound::NoImprovement, 0.0),
+            let bound = if undivided < incumbent {
+                self.layout_bound(context, &fastest, incumbent).at_least(Seconds(undivided))
+            } else {
+                LayoutBound::NoImprovement
             };
-            let bound = bound.at_least(Seconds(undivided));
-            let working_set_cost = cost.min(bound.seconds() - undivided);
-            layouts.push(LayoutBounds { fastest, bound, working_set_cost });
+            layouts.push((fastest, bound));
         }
-        layouts.sort_by(|a, b| a.bound.seconds().total_cmp(&b.bound.seconds()));
+        layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
         ContextBounds { layouts }
     }
 
-    /// Bound on the plans of one layout, that of the relaxed embedding and head, with the seconds of it that working sets add.
+    /// Bound on the plans of one layout: that of the relaxed embedding and head.
     fn layout_bound(
         &self,
         context: &Context,
         fastest: &EmbeddingAndHead,
         incumbent: f64,
-    ) -> (LayoutBound, f64) {
+    ) -> LayoutBound {
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let relaxed = fastest.relaxation(self.segments, context);
         let mut overheads = PipelineOverheads::new(self.request, self.segments, context, &relaxed);
@@ -61,29 +60,17 @@ impl ContextSolver<'_> {
                     Seconds(overhead.step_phase_min.0 - step_phase_savings.max(0.0));
             }
         }
-        // Equal chunks are one division. Without the memory limit, its bound needs no assignments.
-        if context.chunks > 1
-            && let Ok(budgets) = self.block_budgets(context, &relaxed, &no_reserve)
-            && StagePartitioner::new(self.segments, context, fastest.boundary, budgets)
-                .interleaved_bound(&overheads)
-                >= incumbent
-        {
-            return (LayoutBound::NoImprovement, 0.0);
-        }
-        let bound = match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
+        match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => {
-                let budgets = self.block_budgets(context, &relaxed, &no_reserve);
-                let cost = budgets.map_or(0.0, |budgets| {
-                    self.working_set_cost(context, fastest.boundary, budgets[0])
-                });
                 let divided = partitions[0].bound;
-                return match divided.0 + cost {
-                    bound if bound < incumbent => (LayoutBound::Bound(Seconds(bound)), cost),
-                    _ if incumbent.is_finite() => (LayoutBound::NoImprovement, 0.0),
-                    _ => (LayoutBound::Bound(divided), 0.0),
-                };
+                let working_set = self.working_set_cost(context, &relaxed);
+                match divided + working_set {
+                    time if time.0 < incumbent => LayoutBound::Bound { time, working_set },
+                    _ if incumbent.is_finite() => LayoutBound::NoImprovement,
+                    _ => LayoutBound::of_division(divided),
+                }
             }
-            PartitionResult::Interrupted => LayoutBound::Bound(fastest.bound),
+            PartitionResult::Interrupted => LayoutBound::of_division(fastest.bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
             PartitionResult::NoneFits if incumbent.is_finite() => LayoutBound::NoImprovement,
             PartitionResult::NoneFits => {
@@ -94,7 +81,6 @@ impl ContextSolver<'_> {
                 let stage = None;
                 LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })
             }
-        };
-        (bound, 0.0)
+        }
     }
 }

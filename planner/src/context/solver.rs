@@ -13,7 +13,7 @@ use narrows_cost_model::ExactStepWork;
 use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, Context};
 
-use super::bounds::{ContextBounds, LayoutBound, LayoutBounds};
+use super::bounds::{ContextBounds, LayoutBound};
 use super::progress::{ContextSolution, FitProgress};
 use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
@@ -111,12 +111,14 @@ impl<'a> ContextSolver<'a> {
         incumbent: f64,
     ) -> ContextSolution {
         let mut progress = FitProgress::new(incumbent);
-        for layout in &bounds.layouts {
-            match &layout.bound {
-                LayoutBound::Bound(bound) if bound.0 < progress.incumbent => {
-                    self.solve_layout(context, layout, bound.0, &mut progress);
+        for (embedding_and_head, layout) in &bounds.layouts {
+            match layout {
+                LayoutBound::Bound { time, working_set } if time.0 < progress.incumbent => {
+                    progress.bound = progress.bound.min(time.0);
+                    let divided = (*time - *working_set).0;
+                    self.solve_layout(context, embedding_and_head, divided, &mut progress);
                 }
-                LayoutBound::Bound(_) | LayoutBound::NoImprovement => {
+                LayoutBound::Bound { .. } | LayoutBound::NoImprovement => {
                     progress.record_no_improvement()
                 }
                 LayoutBound::Infeasible(infeasible) => progress.reject(infeasible.clone()),
@@ -137,18 +139,14 @@ impl<'a> ContextSolver<'a> {
     }
 
     /// Solves one boundary layout: first with the fastest embedding and head, and with all pairs of their hull
-    /// vertices where memory keeps the first plan from the bound.
+    /// vertices where memory keeps the first plan from the bound of a division.
     fn solve_layout(
         &self,
         context: &Context,
-        layout: &LayoutBounds,
+        fastest: &EmbeddingAndHead,
         bound: f64,
         progress: &mut FitProgress,
     ) {
-        progress.bound = progress.bound.min(bound);
-        let LayoutBounds { fastest, working_set_cost, .. } = layout;
-        // Bounds of divisions do not count working sets.
-        let bound = bound - working_set_cost;
         // No other embedding and head have a better bound. With several stages, bounds differ slightly, because
         // each stage is relaxed alone.
         let close = if context.mesh.pipeline == 1 { 1e-12 } else { 1e-3 };

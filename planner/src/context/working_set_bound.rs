@@ -9,61 +9,68 @@
 //! ```
 
 use narrows_cost_model::WorkingSet;
-use narrows_plan::strategy::BoundaryLayout;
-use narrows_plan::{Bytes, Context};
+use narrows_plan::{Bytes, Context, Seconds};
 
 use super::average_stage::evenly_split_bytes;
 use super::solver::ContextSolver;
-use crate::pipeline::in_flight_in_chunks;
+use crate::pipeline::{EmbeddingAndHead, in_flight_in_chunks};
 use crate::segment::SegmentSpec;
 
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-9;
 
 impl ContextSolver<'_> {
-    /// Lower bound on the seconds by which the blocks of a plan with one stage take longer than those that fit into `budget`
-    /// bytes; infinite where no plan fits. 0 with several stages or shapes of blocks.
+    /// Lower bound on the time by which the blocks of a plan with one stage take longer than those that fit into all memory
+    /// besides embedding and head; infinite where no plan fits. 0 with several stages or shapes of blocks.
     pub(super) fn working_set_cost(
         &self,
         context: &Context,
-        boundary: BoundaryLayout,
-        budget: Bytes,
-    ) -> f64 {
+        embedding_and_head: &EmbeddingAndHead,
+    ) -> Seconds {
         let segments = self.segments;
         if context.mesh.pipeline > 1 || segments.shape_count() > 1 {
-            return 0.0;
+            return Seconds(0.0);
         }
-        let spec = SegmentSpec::block(0, boundary);
+        let cost = self.block_budgets(context, embedding_and_head, &[Bytes(0)]).ok();
+        let spec = SegmentSpec::block(0, embedding_and_head.boundary);
+        cost.and_then(|budgets| self.cost_within(context, spec, budgets[0])).unwrap_or_default()
+    }
+
+    /// The cost where the blocks have these bytes; `None` where memory does not bind, or too little is known.
+    fn cost_within(&self, context: &Context, spec: SegmentSpec, budget: Bytes) -> Option<Seconds> {
+        let segments = self.segments;
         let blocks = segments.layer_shapes().len() as u64;
         let in_flight = in_flight_in_chunks(context, 0)[0];
+        let resident = evenly_split_bytes(segments.block_parameters(), context);
+        let sets = segments.working_sets(spec, context).into_iter();
+        // Of each set, the last blocks, the others, and the bytes that are left to these.
+        let rooms: Vec<(u64, u64, f64)> = sets
+            .filter(|set| set.last_blocks < blocks)
+            .map(|WorkingSet { last_blocks, bytes }| {
+                let left = budget.as_f64() - (resident * last_blocks + bytes).as_f64();
+                (last_blocks, blocks - last_blocks, left)
+            })
+            .collect();
+        let fastest = segments.fastest(spec, context)?.bytes.total(in_flight);
+        if rooms.iter().all(|(_, others, left)| (fastest * *others).as_f64() <= *left) {
+            return None;
+        }
         let least_time = |count: u64, bytes: f64| -> Option<f64> {
             let count = count as f64;
-            let average = Bytes((bytes / count) as u64);
+            let average = Bytes((bytes.max(0.0) / count) as u64);
             let line = segments.supporting_line(spec, context, in_flight, average)?;
             match count * line.bytes_min > bytes {
                 true => Some(f64::INFINITY),
                 false => Some(count * line.intercept - line.multiplier * bytes),
             }
         };
-        let cost = |fastest: f64, resident: Bytes, set: &WorkingSet| -> Option<f64> {
-            let WorkingSet { last_blocks, bytes } = *set;
-            let others = blocks.checked_sub(last_blocks).filter(|others| *others > 0)?;
-            let left = budget.as_f64() - (resident * last_blocks + bytes).as_f64();
-            let least = match left > 0.0 {
-                true => least_time(others, left)?,
-                false => f64::INFINITY,
-            };
-            Some(last_blocks as f64 * fastest + least)
-        };
-        let within_budget = least_time(blocks, budget.as_f64()).filter(|time| time.is_finite());
-        let Some((within_budget, fastest)) = within_budget.zip(least_time(1, f64::MAX)) else {
-            return 0.0;
-        };
-        let resident = evenly_split_bytes(segments.block_parameters(), context);
-        let sets = segments.working_sets(spec, context);
-        let least = sets.iter().filter_map(|set| cost(fastest, resident, set));
+        let within_budget = least_time(blocks, budget.as_f64()).filter(|time| time.is_finite())?;
+        let fastest = least_time(1, f64::MAX)?;
+        let least = rooms.iter().filter_map(|(last_blocks, others, left)| {
+            Some(*last_blocks as f64 * fastest + least_time(*others, *left)?)
+        });
         let least = least.fold(within_budget, f64::max);
-        (least * (1.0 - ROUNDING) - within_budget).max(0.0)
+        Some(Seconds((least * (1.0 - ROUNDING) - within_budget).max(0.0)))
     }
 }
 

@@ -84,6 +84,10 @@ impl<'a> StagePartitioner<'a> {
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
         if self.context.chunks > 1 {
+            // Without the memory limit, the bound needs no assignments.
+            if self.interleaved_bound(overheads, |_| 0.0) >= cutoff {
+                return (vec![], 0);
+            }
             return (self.interleaved_partition(overheads, cutoff).into_iter().collect(), 1);
         }
         let mut open: Vec<&[StageOverhead]> = overheads.choices().collect();
@@ -122,35 +126,23 @@ impl<'a> StagePartitioner<'a> {
         (partitions, priced)
     }
 
-    /// The partition of an interleaved pipeline; `None` where it does not fit, or takes at least `cutoff`.
+    /// The partition of an interleaved pipeline, whose equal chunks are one division; `None` where it does not fit, takes at
+    /// least `cutoff`, or the deadline has passed.
     fn interleaved_partition(
         &self,
         overheads: &PipelineOverheads,
         cutoff: f64,
     ) -> Option<Partition> {
-        let bound = self.interleaved_bound_within_memory(overheads)?;
-        let partition = (bound < cutoff).then(|| self.even_partition(overheads, f64::INFINITY));
-        Some(Partition { bound: Seconds(bound), ..partition?? })
+        let partition =
+            Partition::with_counts(self.even_counts(), &|run| self.best_assignment(run))?;
+        let least = |stage: usize| partition.stages[stage].microbatch_time_min.0;
+        let bound = Seconds(self.interleaved_bound(overheads, least));
+        (bound.0 < cutoff).then_some(Partition { bound, ..partition })
     }
 
-    /// Lower bound in seconds on the step of an interleaved pipeline, without a memory limit.
-    pub(crate) fn interleaved_bound(&self, overheads: &PipelineOverheads) -> f64 {
-        self.interleaved_bound_above(overheads, |_| 0.0)
-    }
-
-    /// Lower bound in seconds on the step of an interleaved pipeline whose stages keep to their memory; `None` where one does
-    /// not fit, or the deadline has passed.
-    pub(crate) fn interleaved_bound_within_memory(
-        &self,
-        overheads: &PipelineOverheads,
-    ) -> Option<f64> {
-        let stages = Partition::with_counts(self.even_counts(), &|run| self.best_assignment(run))?;
-        let least = |stage: usize| stages.stages[stage].microbatch_time_min.0;
-        Some(self.interleaved_bound_above(overheads, least))
-    }
-
-    /// The bound where `stage_blocks` is a lower bound on one microbatch through all blocks of a stage.
-    fn interleaved_bound_above(
+    /// Lower bound in seconds on the step of an interleaved pipeline. `stage_blocks` is a lower bound on one microbatch through
+    /// all blocks of a stage.
+    fn interleaved_bound(
         &self,
         overheads: &PipelineOverheads,
         stage_blocks: impl Fn(usize) -> f64,
