@@ -31,6 +31,14 @@ impl TokenFormat {
         }
     }
 
+    fn size(self) -> &'static str {
+        match self {
+            TokenFormat::U8 => "1 byte",
+            TokenFormat::U16 => "2 bytes",
+            TokenFormat::U32 => "4 bytes",
+        }
+    }
+
     fn decode(self, bytes: &[u8]) -> Vec<u32> {
         match self {
             TokenFormat::U8 => bytes.iter().map(|byte| u32::from(*byte)).collect(),
@@ -128,11 +136,15 @@ impl TokenDocuments {
 
 impl TokenDocuments {
     fn unknown_id(&self, id: u32, byte: u64, vocabulary: u32) -> Failure {
-        let message =
-            format!("id {id} is not below {vocabulary}, the vocabulary size of the tokenizer");
+        let message = format!(
+            "id {id} is not below {vocabulary}, the vocabulary size of the tokenizer, where {} says that an id takes {}",
+            self.index.display(),
+            self.format.size()
+        );
         let problem = Problem::new(self.path.display().to_string(), message);
         let problem = problem.field(format!("byte {byte}"));
-        Failure::input(problem.hint("--tokenizer FILE, the tokenizer that made these tokens"))
+        let hint = "--tokenizer FILE, the tokenizer that made these tokens; or the index is of another file";
+        Failure::input(problem.hint(hint))
     }
 }
 

@@ -531,7 +531,10 @@ fn damaged_corpora_are_located() {
         ("@t.tokens", "`narrows run --data` takes it as it is"),
         ("@gpt2.dat", "gpt2.dat: is a token file already"),
         ("@bom.txt", "bom.txt: has JSON lines, and would be read as text"),
-        ("@large.idx", "large.bin: byte 4: id 9 is not below 5, the vocabulary size"),
+        (
+            "@large.idx",
+            "large.bin: byte 4: id 9 is not below 5, the vocabulary size of the tokenizer, where",
+        ),
         ("@large.idx", "--tokenizer FILE, the tokenizer that made these tokens"),
         ("@a.jsonl --weights 1,2", "--weights: has 2 weights for 1 input\n"),
         ("@a.jsonl @a.jsonl --weights 1", "--weights: has 1 weight for 2 inputs\n"),
