@@ -55,11 +55,7 @@ mod tests {
         let request = Request { tensor, pipeline, data, ..Request::new(model, profile, 4, 4, 16) };
         let program = search(&request).best.expect("a plan").program;
         let predicted_counts = seconds_by_category(
-            &simulate(
-                &program,
-                StreamPrices { kernel: &|_| Seconds(1.0), overlap: None, host: None },
-            )
-            .breakdown,
+            &simulate(&program, StreamPrices::new(&|_| Seconds(1.0), None)).breakdown,
         );
         let mut counts: BTreeMap<&str, f64> =
             TimeCategory::ALL.iter().map(|category| (category.name(), 0.0)).collect();

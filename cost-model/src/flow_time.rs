@@ -49,11 +49,11 @@ impl<'a> FlowPrices<'a> {
     pub(crate) fn time(&self, flow: &Flow) -> SegmentTime {
         let (value, context) = (self.value, &self.space.context);
         let backward = self.gradients(flow);
-        let in_gemm = self.residual_sum_time(flow);
-        let recompute = sum(&flow_recompute(value, flow, context), self.prices.kernel);
+        let [in_gemm, again] = self.residual_sum_times(flow);
+        let recompute = sum(&flow_recompute(value, flow, context), self.prices.backward);
         SegmentTime {
             forward: sum(&flow_forward(value, flow, context), self.prices.kernel) + in_gemm,
-            backward: backward + recompute + recomputed_sum(flow, in_gemm),
+            backward: backward + recompute + if_recomputed(flow, again),
             ..SegmentTime::default()
         }
     }
@@ -90,9 +90,9 @@ impl<'a> FlowPrices<'a> {
                 let saves = flow.saves.iter().zip(&recompute);
                 let recomputed = saves.filter(|(save, _)| **save == Save::Recomputed);
                 let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
-                let in_gemm = self.residual_sum(flow);
-                let (backward, again) = (backward + recomputed, recomputed_sum(flow, in_gemm));
-                (forward + backward + (in_gemm + again), backward + again)
+                let [in_gemm, again] = self.residual_sum(flow);
+                let backward = backward + recomputed + if_recomputed(flow, again);
+                (forward + backward + in_gemm, backward)
             }));
         }
         times
@@ -102,13 +102,13 @@ impl<'a> FlowPrices<'a> {
         let producer = flow.producer;
         let key = FlowWork::Forward(producer.forward, copies[copy], producer.norm_pending);
         let templates = |of: &Self| copy_forward(of.value, flow, copy, &of.space.context);
-        self.known(key, |of| of.kernel_times(&templates(of)))
+        self.known(key, |of| kernel_times(&templates(of), of.prices.kernel))
     }
 
     fn recompute(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
         let key = FlowWork::Recompute(flow.producer.forward, copies[copy]);
         let templates = |of: &Self| copy_recompute(of.value, flow, copy, &of.space.context);
-        self.known(key, |of| of.kernel_times(&templates(of)))
+        self.known(key, |of| kernel_times(&templates(of), of.prices.backward))
     }
 
     fn backward(&mut self, flow: &Flow, gradients: &[Layout], gradient: usize) -> &[Seconds] {
@@ -117,13 +117,14 @@ impl<'a> FlowPrices<'a> {
         self.known(key, |of| of.gradient_times(flow, gradient))
     }
 
-    fn residual_sum(&mut self, flow: &Flow) -> Seconds {
+    fn residual_sum(&mut self, flow: &Flow) -> [Seconds; 2] {
         match ResidualSum::of(&self.space.segment, self.id, flow) {
             Some(_) => {
                 let key = FlowWork::ResidualSum(flow.producer.forward);
-                self.known(key, |of| vec![of.residual_sum_time(flow)])[0]
+                let times = self.known(key, |of| of.residual_sum_times(flow).to_vec());
+                [times[0], times[1]]
             }
-            None => Seconds(0.0),
+            None => [Seconds(0.0); 2],
         }
     }
 
@@ -136,16 +137,12 @@ impl<'a> FlowPrices<'a> {
         &self.known[index].1
     }
 
-    fn kernel_times(&self, templates: &[InstrTemplate]) -> Vec<Seconds> {
-        templates.iter().map(|template| (self.prices.kernel)(&template.kernel())).collect()
-    }
-
     /// Times of the kernels that bring the gradient contributions of one layout to the producer. A collective that
     /// overlaps with a weight-gradient GEMM counts with its exposed time.
     fn gradient_times(&self, flow: &Flow, gradient: usize) -> Vec<Seconds> {
         let (value, context) = (self.value, &self.space.context);
         let templates = gradient_backward(value, flow, gradient, context);
-        let mut times = self.kernel_times(&templates);
+        let mut times = kernel_times(&templates, self.prices.backward);
         let is_collective =
             |template: &InstrTemplate| matches!(template.action, Action::Collective(_));
         if let Some(slowdown) = self.prices.overlap
@@ -158,12 +155,15 @@ impl<'a> FlowPrices<'a> {
     }
 
     /// The difference that a residual addition in the GEMM of the value makes to the forward times of the linear and of the
-    /// addition; zero for flows without such an addition. It is negative: the product is neither written nor read.
-    fn residual_sum_time(&self, flow: &Flow) -> Seconds {
-        let sum = ResidualSum::of(&self.space.segment, self.id, flow);
+    /// addition, and to their times in the backward pass where they are recomputed; zero for flows without such an addition. It is
+    /// negative: the product is neither written nor read.
+    fn residual_sum_times(&self, flow: &Flow) -> [Seconds; 2] {
+        let Some(sum) = ResidualSum::of(&self.space.segment, self.id, flow) else {
+            return [Seconds(0.0); 2];
+        };
         let layout = flow.producer.forward;
-        let time = |sum| residual_sum_time(self.space, sum, layout, self.prices.kernel);
-        sum.and_then(time).unwrap_or_default()
+        [self.prices.kernel, self.prices.backward]
+            .map(|price| residual_sum_time(self.space, sum, layout, price).unwrap_or_default())
     }
 
     /// Time of the weight-gradient GEMM that overlaps with the collective of a flow's gradient. Options of a linear that
@@ -178,13 +178,17 @@ impl<'a> FlowPrices<'a> {
         let option = self.space.ops[op.0 as usize].iter().find(contributes)?;
         let templates = op_backward(segment, op, &option.choice, context);
         let gemm = templates.iter().find(|template| template.action.is_weight_gradient())?;
-        Some((self.prices.kernel)(&gemm.kernel()))
+        Some((self.prices.backward)(&gemm.kernel()))
     }
 }
 
-/// The difference where the value, and with it the sum, is recomputed.
-fn recomputed_sum(flow: &Flow, in_gemm: Seconds) -> Seconds {
-    if flow.saves[0] == Save::Recomputed { in_gemm } else { Seconds(0.0) }
+/// The time where the value is recomputed.
+fn if_recomputed(flow: &Flow, time: Seconds) -> Seconds {
+    if flow.saves[0] == Save::Recomputed { time } else { Seconds(0.0) }
+}
+
+fn kernel_times(templates: &[InstrTemplate], price: KernelPrice) -> Vec<Seconds> {
+    templates.iter().map(|template| price(&template.kernel())).collect()
 }
 
 /// The time of a residual sum in a GEMM in a layout, less those of the linear and of the addition. Their options in this

@@ -42,11 +42,11 @@ impl OpOrder {
         for op in segment.op_ids().rev() {
             flows(op).for_each(|(prices, flow)| backward += prices.gradients(flow));
             let instructions = op_backward(segment, op, choice_of(op), context);
-            backward += sum(&instructions, prices.kernel);
+            backward += sum(&instructions, prices.backward);
             if is_weight_gradient_deferrable(segment, op, choice, context) {
                 let gemms = instructions.iter().filter(|instr| instr.action.is_weight_gradient());
                 weight_gradient +=
-                    gemms.map(|instr| (prices.kernel)(&instr.kernel())).sum::<Seconds>();
+                    gemms.map(|instr| (prices.backward)(&instr.kernel())).sum::<Seconds>();
             }
             gradient_complete[op.0 as usize] = [backward, weight_gradient];
         }

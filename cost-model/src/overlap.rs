@@ -89,6 +89,11 @@ impl OverlapSlowdown {
         (self.collective * (1.0 - 1.0 / self.compute)).min(1.0)
     }
 
+    /// Time that hidden computation adds to the collectives beside it, over its time alone. No computation adds less.
+    pub fn hidden_computation_cost(&self) -> f64 {
+        (self.compute * (1.0 - 1.0 / self.collective)).min(1.0)
+    }
+
     /// The ends of a collective and of computation that begin together at zero, of which each takes this time alone.
     pub fn ends(&self, collective: Seconds, computation: Seconds) -> [Seconds; 2] {
         let slowed = [collective * self.collective, computation * self.compute];

@@ -64,9 +64,9 @@ pub struct OpTimes {
 
 impl OpTimes {
     /// Prices every alternative of every op of a space.
-    pub fn new(space: &SegmentSpace, price: KernelPrice) -> OpTimes {
-        let of_op = |id| times_of_op(space, id, price);
-        let of_value = |id| residual_sum_min(space, id, price);
+    pub fn new(space: &SegmentSpace, prices: StreamPrices) -> OpTimes {
+        let of_op = |id| times_of_op(space, id, prices);
+        let of_value = |id| residual_sum_min(space, id, prices.kernel);
         OpTimes {
             of_options: space.segment.op_ids().map(of_op).collect(),
             residual_sums_min: space.segment.value_ids().map(of_value).sum(),
@@ -114,7 +114,7 @@ impl PricedSpace {
         op_times: Option<OpTimes>,
         prices: StreamPrices,
     ) -> PricedSpace {
-        let ops = op_times.unwrap_or_else(|| OpTimes::new(&space, prices.kernel));
+        let ops = op_times.unwrap_or_else(|| OpTimes::new(&space, prices));
         let of_value = |id| FlowPrices::new(&space, id, prices).times();
         let (flows, backward_flows): (Vec<_>, Vec<_>) =
             space.segment.value_ids().map(of_value).unzip();
@@ -285,28 +285,35 @@ fn op_times<'a>(
     space: &'a SegmentSpace,
     id: OpId,
     options: &'a [OpOption],
-    price: KernelPrice<'a>,
+    prices: StreamPrices<'a>,
 ) -> impl Iterator<Item = SegmentTime> + 'a {
-    let passes = options.first().map(|option| op_passes(space, id, &option.choice, price));
+    let passes = options.first().map(|option| op_passes(space, id, &option.choice, prices));
     let passes = passes.unwrap_or_default();
     options.iter().map(move |option| {
         let mut time = passes;
         if option.recompute {
-            time.backward += recompute_time(space, id, &option.choice, price);
+            time.backward += recompute_time(space, id, &option.choice, prices.backward);
         }
         time
     })
 }
 
 /// The forward and backward pass of one microbatch without recomputation.
-fn op_passes(space: &SegmentSpace, id: OpId, choice: &OpChoice, price: KernelPrice) -> SegmentTime {
+fn op_passes(
+    space: &SegmentSpace,
+    id: OpId,
+    choice: &OpChoice,
+    prices: StreamPrices,
+) -> SegmentTime {
     let (segment, context) = (&space.segment, &space.context);
     let backward = op_backward(segment, id, choice, context);
     let weight_gradient = backward.iter().filter(|template| template.action.is_weight_gradient());
     SegmentTime {
-        forward: sum(&op_forward(segment, id, choice, context), price),
-        backward: sum(&backward, price),
-        weight_gradient: weight_gradient.map(|template| price(&template.kernel())).sum(),
+        forward: sum(&op_forward(segment, id, choice, context), prices.kernel),
+        backward: sum(&backward, prices.backward),
+        weight_gradient: weight_gradient
+            .map(|template| (prices.backward)(&template.kernel()))
+            .sum(),
         ..SegmentTime::default()
     }
 }
@@ -320,12 +327,12 @@ fn recompute_time(
     sum(&op_recompute(&space.segment, id, choice, &space.context), price)
 }
 
-fn times_of_op(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
+fn times_of_op(space: &SegmentSpace, id: OpId, prices: StreamPrices) -> Vec<SegmentTime> {
     let options = &space.ops[id.0 as usize];
     let mut times = Vec::with_capacity(options.len());
     // Options that differ only in whether they are recomputed are adjacent.
     for group in options.chunk_by(|a, b| a.choice == b.choice) {
-        times.extend(op_times(space, id, group, price));
+        times.extend(op_times(space, id, group, prices));
     }
     times
 }
@@ -356,7 +363,7 @@ pub fn pass_time(
         let option = &choice.ops[id.0 as usize];
         let is_deferrable =
             is_weight_gradient_deferrable(&space.segment, id, choice, &space.context);
-        for mut time in op_times(space, id, std::slice::from_ref(option), prices.kernel) {
+        for mut time in op_times(space, id, std::slice::from_ref(option), prices) {
             if !is_deferrable {
                 time.weight_gradient = Seconds(0.0);
             }

@@ -253,7 +253,7 @@ mod tests {
             _ => Seconds(2.0),
         };
         let spans = |overlap: Option<OverlapSlowdown>| -> Vec<[f64; 2]> {
-            let prices = StreamPrices { kernel: &kernel, overlap, host: None };
+            let prices = StreamPrices::new(&kernel, overlap);
             let spans = instruction_spans(&pass, prices);
             let total: Seconds = added_times(&pass, prices).into_iter().sum();
             assert!((spans[3][1].0 - total.0).abs() < 1e-12);

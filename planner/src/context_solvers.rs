@@ -1,7 +1,5 @@
 //! The context solvers of each number of devices.
 
-use std::iter;
-
 use narrows_plan::Context;
 
 use crate::context::ContextSolver;
@@ -42,9 +40,9 @@ impl<'a> ContextSolvers<'a> {
 
     /// Adds the effort of all solvers to the report of a search.
     pub(crate) fn add_effort(&self, report: &mut SearchReport) {
-        for (solver, segments) in self.by_devices.iter().zip(self.segments) {
+        for solver in &self.by_devices {
             report.candidates_priced += solver.candidates_priced();
-            for segments in iter::once(segments).chain(solver.segments_with_exposed_shares()) {
+            for segments in solver.all_segments() {
                 report.candidates_priced += segments.solve_count();
                 report.segment_solves += segments.solve_count();
                 report.failed_solves += segments.failed_solves();

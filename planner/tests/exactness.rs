@@ -305,8 +305,7 @@ fn stages_with_a_tied_weight_take_the_time_of_their_program() {
                 assert_same(expected, simulated, &format!("{name}: stage {stage}"));
                 checked += 1;
             }
-            let timeline =
-                simulate(&best.program, StreamPrices { kernel: &price, overlap: None, host: None });
+            let timeline = simulate(&best.program, StreamPrices::new(&price, None));
             let syncs = |stage| timeline.stage_syncs.iter().filter(move |sync| sync.stage == stage);
             for stage in 0..pipeline as usize {
                 let is_end = stage == 0 || stage + 1 == pipeline as usize;

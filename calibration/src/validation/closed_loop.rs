@@ -170,12 +170,10 @@ fn compare(profile: &Profile, measured: &MeasuredPlan) -> ClosedLoopPlan {
     let program = measured.program.program();
     let mesh = program.context.mesh;
     let prices = Prices::new(profile, Executor::Captured, &mesh);
-    let instructions_s = simulate(
-        measured.program,
-        StreamPrices { kernel: &|kernel| prices.kernel_time(kernel), overlap: None, host: None },
-    )
-    .step_time
-    .0;
+    let instructions_s =
+        simulate(measured.program, StreamPrices::new(&|kernel| prices.kernel_time(kernel), None))
+            .step_time
+            .0;
     let predicted_s = instructions_s * profile.launch_costs(Executor::Captured).step_factor;
     ClosedLoopPlan {
         name: measured.name.clone(),

@@ -44,12 +44,27 @@ pub type KernelPrice<'a> = &'a (dyn Fn(&Kernel) -> Seconds + Sync);
 /// Prices of the kernels of a device's streams.
 #[derive(Clone, Copy)]
 pub struct StreamPrices<'a> {
-    /// Times of kernels that run alone.
+    /// Times of kernels that run alone, but for those of backward passes.
     pub kernel: KernelPrice<'a>,
+    /// Times of kernels of backward passes that run alone.
+    pub backward: KernelPrice<'a>,
     /// Slowdown of computation and collectives that run at the same time; `None` where they run one after the other.
     pub overlap: Option<OverlapSlowdown>,
     /// Prices of launches on the host; `None` where the device never waits for its host.
     pub host: Option<&'a Prices>,
+}
+
+impl<'a> StreamPrices<'a> {
+    /// The same times for the kernels of all passes, and no launches on the host.
+    pub fn new(kernel: KernelPrice<'a>, overlap: Option<OverlapSlowdown>) -> StreamPrices<'a> {
+        StreamPrices { kernel, backward: kernel, overlap, host: None }
+    }
+
+    /// The same prices with others for the kernels of backward passes.
+    #[must_use]
+    pub fn with_backward(self, backward: KernelPrice<'a>) -> StreamPrices<'a> {
+        StreamPrices { backward, ..self }
+    }
 }
 
 /// The prices of one executor on one mesh of one kind of hardware.
@@ -416,7 +431,7 @@ impl Prices {
     /// [`kernel_time`](Prices::kernel_time), or prices derived from it.
     pub fn streams<'a>(&'a self, kernel: KernelPrice<'a>) -> StreamPrices<'a> {
         let host = (self.host_launch.0 > 0.0).then_some(self);
-        StreamPrices { kernel, overlap: self.overlap_slowdown, host }
+        StreamPrices { host, ..StreamPrices::new(kernel, self.overlap_slowdown) }
     }
 
     /// The time between the end of a kernel and the start of the next one.

@@ -17,8 +17,9 @@ pub(crate) enum LayoutBound {
     Bound {
         /// The bound.
         time: Seconds,
-        /// The part of it that the working set of a backward pass adds to the bound of a division.
-        working_set: Seconds,
+        /// The part of it that the bound of a division does not count: of working sets, and of collectives that pairs of
+        /// microbatches cannot hide.
+        beyond_division: Seconds,
     },
     /// No plan is faster than the incumbent.
     NoImprovement,
@@ -50,18 +51,18 @@ impl ContextBounds {
 }
 
 impl LayoutBound {
-    /// The bound of a division, without working sets.
+    /// The bound of a division.
     pub(crate) fn of_division(time: Seconds) -> LayoutBound {
-        LayoutBound::Bound { time, working_set: Seconds(0.0) }
+        LayoutBound::Bound { time, beyond_division: Seconds(0.0) }
     }
 
     /// The bound, or this one of a division if it is larger.
     pub(crate) fn at_least(self, other: Seconds) -> LayoutBound {
         match self {
             LayoutBound::Bound { time, .. } if time < other => LayoutBound::of_division(other),
-            LayoutBound::Bound { time, working_set } => {
-                let working_set = Seconds(working_set.0.min((time - other).0));
-                LayoutBound::Bound { time, working_set }
+            LayoutBound::Bound { time, beyond_division } => {
+                let beyond_division = Seconds(beyond_division.0.min((time - other).0));
+                LayoutBound::Bound { time, beyond_division }
             }
             bound => bound,
         }

@@ -59,7 +59,7 @@ impl LeastTimes {
             of_head: [of_head.forward, of_head.backward],
             collectives: [0.0; 2],
             step_phase: 0.0,
-            overlapped: (slowdown.compute * (1.0 - 1.0 / slowdown.collective)).min(1.0),
+            overlapped: slowdown.hidden_computation_cost(),
             hidden_cost: slowdown.hidden_cost(),
         };
         let in_pass = context.pass_microbatches() as f64;

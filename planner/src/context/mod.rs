@@ -15,6 +15,7 @@
 //! | `lowering` | arenas of a partition, and its plan, checked and simulated |
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
+//! | `pair_bound` | bounds of passes of two microbatches that count exposed collectives |
 //! | `pairs` | more plans with passes of two microbatches |
 //! | `min_memory` | the plan that needs the least memory |
 
@@ -25,6 +26,7 @@ mod lower_bound;
 mod lowering;
 mod memory_limited_bound;
 mod min_memory;
+mod pair_bound;
 mod pairs;
 mod partition_bounds;
 mod progress;

@@ -1,7 +1,7 @@
 //! More plans with passes of two microbatches.
 //!
-//! Cost tables of such passes count each collective as if computation hid it, which a lower bound must. How much computation
-//! there is beside it depends on all other decisions. The tables therefore favour decisions with too many collectives, or with
+//! Cost tables of such passes count each collective as if computation hid it. How much computation there is beside it depends on
+//! all other decisions. The tables therefore favour decisions with too many collectives, or with
 //! two in a row. Other decisions are tried here: those that are best where shares of the collectives are exposed, and those that
 //! are best for passes of one microbatch, with and without overlap of their own. All are simulated.
 
@@ -9,7 +9,6 @@ use narrows_plan::Context;
 
 use super::progress::FitProgress;
 use super::solver::ContextSolver;
-use crate::segment::ExposedShares;
 
 /// Distance from the bound, relative to the step, from which on these decisions are tried.
 const GAP_MIN: f64 = 0.005;
@@ -17,8 +16,7 @@ const GAP_MIN: f64 = 0.005;
 impl ContextSolver<'_> {
     /// Tries these decisions in a context with pairs of microbatches.
     pub(super) fn try_pairs(&self, context: &Context, progress: &mut FitProgress) {
-        for (shares, segments) in ExposedShares::TRIED.iter().zip(&self.with_exposed_shares) {
-            let segments = segments.get_or_init(|| self.segments.with_exposed_shares(*shares));
+        for segments in self.pair_segments.exposed(self.segments) {
             let solver = ContextSolver::new(self.request, segments);
             self.try_fastest(&solver, *context, context, progress);
         }

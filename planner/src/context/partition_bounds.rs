@@ -24,11 +24,14 @@ impl ContextSolver<'_> {
                 layout,
             ));
             let undivided = fastest.bound.0.max(collectives);
-            let bound = if undivided < incumbent {
+            let mut bound = if undivided < incumbent {
                 self.layout_bound(context, &fastest, incumbent).at_least(Seconds(undivided))
             } else {
                 LayoutBound::NoImprovement
             };
+            if context.overlap_microbatch_pairs {
+                bound = self.raise_pair_bound(context, &fastest, bound, incumbent);
+            }
             layouts.push((fastest, bound));
         }
         layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
@@ -36,7 +39,7 @@ impl ContextSolver<'_> {
     }
 
     /// Bound on the plans of one layout: that of the relaxed embedding and head.
-    fn layout_bound(
+    pub(super) fn layout_bound(
         &self,
         context: &Context,
         fastest: &EmbeddingAndHead,
@@ -63,9 +66,9 @@ impl ContextSolver<'_> {
         match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => {
                 let divided = partitions[0].bound;
-                let working_set = self.working_set_cost(context, &relaxed);
-                match divided + working_set {
-                    time if time.0 < incumbent => LayoutBound::Bound { time, working_set },
+                let beyond_division = self.working_set_cost(context, &relaxed);
+                match divided + beyond_division {
+                    time if time.0 < incumbent => LayoutBound::Bound { time, beyond_division },
                     _ if incumbent.is_finite() => LayoutBound::NoImprovement,
                     _ => LayoutBound::of_division(divided),
                 }

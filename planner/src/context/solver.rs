@@ -6,7 +6,7 @@
 //! attempt with the relaxed embedding and head, so the corrections show in the gap and never in a proof.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::iter;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::ExactStepWork;
@@ -14,6 +14,7 @@ use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, Context};
 
 use super::bounds::{ContextBounds, LayoutBound};
+use super::pair_bound::PairSegments;
 use super::progress::{ContextSolution, FitProgress};
 use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
@@ -22,7 +23,7 @@ use crate::pipeline::{
     simulate_partition,
 };
 use crate::request::Request;
-use crate::segment::{ExposedShares, SegmentSolver, SolvedSegment};
+use crate::segment::{SegmentSolver, SolvedSegment};
 
 /// Solves contexts of one request.
 pub(crate) struct ContextSolver<'a> {
@@ -30,8 +31,8 @@ pub(crate) struct ContextSolver<'a> {
     pub(super) segments: &'a SegmentSolver<'a>,
     /// Work of exact steps, where the optimizer has them.
     pub(super) exact_work: Option<ExactStepWork>,
-    /// The segments with each of [`ExposedShares::TRIED`], made when they are needed.
-    pub(super) with_exposed_shares: [OnceLock<SegmentSolver<'a>>; ExposedShares::TRIED.len()],
+    /// The segments with other prices of pairs of microbatches.
+    pub(super) pair_segments: PairSegments<'a>,
     candidates_priced: AtomicU64,
 }
 
@@ -83,7 +84,7 @@ impl<'a> ContextSolver<'a> {
             request,
             segments,
             exact_work,
-            with_exposed_shares: Default::default(),
+            pair_segments: PairSegments::default(),
             candidates_priced: AtomicU64::new(0),
         }
     }
@@ -93,9 +94,9 @@ impl<'a> ContextSolver<'a> {
         self.candidates_priced.load(Ordering::Relaxed)
     }
 
-    /// The segments with exposed shares of collectives that were solved.
-    pub(crate) fn segments_with_exposed_shares(&self) -> impl Iterator<Item = &SegmentSolver<'a>> {
-        self.with_exposed_shares.iter().filter_map(OnceLock::get)
+    /// The segments that were solved, with all prices of pairs of microbatches.
+    pub(crate) fn all_segments(&self) -> impl Iterator<Item = &SegmentSolver<'a>> {
+        iter::once(self.segments).chain(self.pair_segments.iter())
     }
 
     /// Whether the deadline has passed.
@@ -113,9 +114,9 @@ impl<'a> ContextSolver<'a> {
         let mut progress = FitProgress::new(incumbent);
         for (embedding_and_head, layout) in &bounds.layouts {
             match layout {
-                LayoutBound::Bound { time, working_set } if time.0 < progress.incumbent => {
+                LayoutBound::Bound { time, beyond_division } if time.0 < progress.incumbent => {
                     progress.bound = progress.bound.min(time.0);
-                    let divided = (*time - *working_set).0;
+                    let divided = (*time - *beyond_division).0;
                     self.solve_layout(context, embedding_and_head, divided, &mut progress);
                 }
                 LayoutBound::Bound { .. } | LayoutBound::NoImprovement => {

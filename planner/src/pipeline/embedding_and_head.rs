@@ -33,31 +33,31 @@ impl EmbeddingAndHead {
         segments: &SegmentSolver,
         context: &Context,
     ) -> Vec<EmbeddingAndHead> {
+        let layouts = segments.boundary_layouts(context).into_iter().flat_map(|boundary| {
+            request.tied_weights().into_iter().map(move |tied_weight| (boundary, tied_weight))
+        });
+        layouts.filter_map(|layout| EmbeddingAndHead::fastest(segments, context, layout)).collect()
+    }
+
+    /// The fastest solutions for a boundary layout and a layout of a tied weight; `None` without legal decisions.
+    pub(crate) fn fastest(
+        segments: &SegmentSolver,
+        context: &Context,
+        (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
+    ) -> Option<EmbeddingAndHead> {
         let microbatches = context.workload.microbatches(&context.mesh);
-        let mut per_layout = vec![];
-        for boundary in segments.boundary_layouts(context) {
-            let total = |solved: &Arc<SolvedSegment>| solved.time.total(microbatches);
-            let blocks = segments.of_layers(|shape| {
-                let solved = segments.fastest(SegmentSpec::block(shape, boundary), context);
-                solved.map(|solved| total(&solved))
-            });
-            let Some(blocks) = blocks.into_iter().collect::<Option<Vec<Seconds>>>() else {
-                continue;
-            };
-            let blocks_time: Seconds = blocks.into_iter().sum();
-            for tied_weight in request.tied_weights() {
-                let fastest = |kind| {
-                    let spec = SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
-                    segments.fastest(spec, context)
-                };
-                let both = fastest(SegmentKind::Embedding).zip(fastest(SegmentKind::Head));
-                let Some((embedding, head)) = both else { continue };
-                let all = blocks_time + total(&embedding) + total(&head);
-                let bound = Seconds(all.0 / context.mesh.pipeline as f64);
-                per_layout.push(EmbeddingAndHead { boundary, tied_weight, embedding, head, bound });
-            }
-        }
-        per_layout
+        let total = |solved: &Arc<SolvedSegment>| solved.time.total(microbatches);
+        let of_block = |shape| segments.fastest(SegmentSpec::block(shape, boundary), context);
+        let blocks = segments.of_layers(|shape| of_block(shape).map(|solved| total(&solved)));
+        let blocks: Seconds =
+            blocks.into_iter().collect::<Option<Vec<Seconds>>>()?.into_iter().sum();
+        let end = |kind| {
+            segments.fastest(SegmentSpec::embedding_or_head(kind, boundary, tied_weight), context)
+        };
+        let (embedding, head) = (end(SegmentKind::Embedding)?, end(SegmentKind::Head)?);
+        let all = blocks + total(&embedding) + total(&head);
+        let bound = Seconds(all.0 / context.mesh.pipeline as f64);
+        Some(EmbeddingAndHead { boundary, tied_weight, embedding, head, bound })
     }
 
     /// A relaxation of all solutions: as fast as the fastest and as small as the smallest. Bounds computed

@@ -170,8 +170,8 @@ impl SegmentSolver<'_> {
         let prepared = self.prepare(spec, grouping, context);
         let kernel_price = self.price(context);
         let prices = self.prices(context).streams(&kernel_price);
-        let pass_price = self.pass_price(context);
-        let pass_prices = self.prices(context).streams(&pass_price);
+        let [forward, backward] = self.pass_prices(context);
+        let pass_prices = self.prices(context).streams(&forward).with_backward(&backward);
         let passes = prepared.solution(assignment, pass_prices);
         let choice = passes.choice.clone();
         let (mut time, mut bytes) =

@@ -3,11 +3,11 @@
 mod bounds;
 mod cache;
 mod elimination_orders;
-mod exposed_shares;
 mod fastest;
 mod hull_cache;
 mod hulls;
 mod model_layers;
+mod pair_prices;
 mod pass_lines;
 mod passes;
 mod prepared;
@@ -15,8 +15,8 @@ mod solver;
 mod spec;
 
 pub(crate) use cache::{PassKey, SegmentCache};
-pub(crate) use exposed_shares::ExposedShares;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
+pub(crate) use pair_prices::{ExposedShares, PairPrices, PairWeights};
 pub(crate) use pass_lines::RelaxedPasses;
 pub(crate) use passes::LeastPasses;
 pub use solver::SegmentSolver;

@@ -9,8 +9,8 @@ use narrows_plan::graph::{
     BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
 };
-use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
+use narrows_plan::program::Phase;
 use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{
     Axis, Context, GradReduceDtype, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero,
@@ -21,9 +21,9 @@ use super::cache::{
     AlternativesCache, ByteMultipliersKey, FastestSolution, OpsKey, PassKey, PricedCache,
     SegmentCache, StepKey, StepPhaseKey,
 };
-use super::exposed_shares::ExposedShares;
 use super::hull_cache::Hulls;
 use super::model_layers::ModelLayers;
+use super::pair_prices::PairPrices;
 use super::prepared::PreparedSegment;
 use super::spec::SegmentSpec;
 use crate::deadline::Deadline;
@@ -43,8 +43,7 @@ pub struct SegmentSolver<'a> {
     prices: [Arc<Prices>; 2],
     /// The same segments with [`Prices::with_fast_inter_node_links`], where these differ.
     fast_inter_node: Option<Box<SegmentSolver<'a>>>,
-    /// Shares of collectives in pairs of microbatches that count as exposed; none for bounds.
-    exposed_shares: ExposedShares,
+    pair_prices: PairPrices,
     /// Fastest solutions that no proof covers. They stay with their search.
     pub(super) unproven: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub(super) hulls: Hulls,
@@ -83,7 +82,7 @@ impl<'a> SegmentSolver<'a> {
             priced,
             prices: prices.map(|prices| prices.own),
             fast_inter_node: None,
-            exposed_shares: ExposedShares::NONE,
+            pair_prices: PairPrices::default(),
             unproven: Mutex::default(),
             hulls: Hulls::default(),
             deadline,
@@ -93,7 +92,7 @@ impl<'a> SegmentSolver<'a> {
             has_unproven: AtomicBool::default(),
         };
         solver.fast_inter_node = fast_prices.map(|prices| {
-            Box::new(solver.with_prices(prices, solver.priced.clone(), ExposedShares::NONE))
+            Box::new(solver.with_prices(prices, solver.priced.clone(), PairPrices::default()))
         });
         solver
     }
@@ -103,7 +102,7 @@ impl<'a> SegmentSolver<'a> {
         &self,
         prices: [Arc<Prices>; 2],
         priced: Arc<PricedCache>,
-        exposed_shares: ExposedShares,
+        pair_prices: PairPrices,
     ) -> SegmentSolver<'a> {
         SegmentSolver {
             request: self.request,
@@ -113,7 +112,7 @@ impl<'a> SegmentSolver<'a> {
             priced,
             prices,
             fast_inter_node: None,
-            exposed_shares,
+            pair_prices,
             unproven: Mutex::default(),
             hulls: Hulls::default(),
             deadline: self.deadline.clone(),
@@ -124,10 +123,9 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The same segments where, in pairs of microbatches, these shares of collectives count as exposed. Their solutions are
-    /// plans, but their times are no bounds.
-    pub(crate) fn with_exposed_shares(&self, shares: ExposedShares) -> SegmentSolver<'a> {
-        self.with_prices(self.prices.clone(), Arc::default(), shares)
+    /// The same segments with other prices of kernels in pairs of microbatches.
+    pub(crate) fn with_pair_prices(&self, pair_prices: PairPrices) -> SegmentSolver<'a> {
+        self.with_prices(self.prices.clone(), Arc::default(), pair_prices)
     }
 
     /// The same segments where the tensor or context axis of a context spans nodes, with links between nodes that are as fast
@@ -361,8 +359,8 @@ impl<'a> SegmentSolver<'a> {
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
         let alternatives_key = (spec, grouping, AlternativesContext::of(&shared));
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
-        let kernel_price = self.pass_price(context);
-        let prices = self.prices(context).streams(&kernel_price);
+        let [forward, backward] = self.pass_prices(context);
+        let prices = self.prices(context).streams(&forward).with_backward(&backward);
         let prepared = match similar {
             Some(similar) => {
                 let priced = similar.priced.in_context(shared, op_times, prices);
@@ -396,8 +394,9 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.op_times).get(&key) {
             return cached.clone();
         }
-        let times =
-            OpTimes::new(&self.space(spec, grouping, pass_key.0), &self.pass_price(&pass_key.0));
+        let [forward, backward] = self.pass_prices(&pass_key.0);
+        let prices = self.prices(context).streams(&forward).with_backward(&backward);
+        let times = OpTimes::new(&self.space(spec, grouping, pass_key.0), prices);
         lock(&self.priced.op_times).entry(key).or_insert(times).clone()
     }
 
@@ -423,24 +422,17 @@ impl<'a> SegmentSolver<'a> {
         |kernel| self.prices(context).kernel_time(kernel)
     }
 
-    /// Prices of kernels in passes. Where passes run two microbatches, a collective of one overlaps with the computation of the
-    /// other: how much of that there is depends on all choices, so it counts with the least time that it can add, or with a
-    /// given share of its time more.
-    pub(super) fn pass_price(&self, context: &Context) -> impl Fn(&Kernel) -> Seconds + Sync {
+    /// Prices of kernels in forward and in backward passes. Where passes run two microbatches, a collective of one overlaps with
+    /// the computation of the other: how much of that there is depends on all choices.
+    pub(super) fn pass_prices(&self, context: &Context) -> [impl Fn(&Kernel) -> Seconds + Sync; 2] {
         let prices = self.prices(context);
-        let in_pairs = context.overlap_microbatch_pairs;
-        let slowdown = prices.overlap_slowdown().filter(|_| in_pairs);
-        let hidden_cost = slowdown.map_or(1.0, |slowdown| slowdown.hidden_cost());
-        let ExposedShares { all_reduce, others } = self.exposed_shares;
-        let counted = move |share: f64| hidden_cost + (1.0 - hidden_cost) * share;
-        move |kernel| match kernel {
-            Kernel::Collective(collective) if collective.group.axis.shards_activations() => {
-                let is_all_reduce = collective.kind == CollectiveKind::AllReduce;
-                prices.kernel_time(kernel)
-                    * counted(if is_all_reduce { all_reduce } else { others })
+        let slowdown = prices.overlap_slowdown().filter(|_| context.overlap_microbatch_pairs);
+        [Phase::Forward, Phase::Backward].map(|phase| {
+            move |kernel: &Kernel| match slowdown {
+                Some(slowdown) => self.pair_prices.kernel_time(kernel, phase, slowdown, prices),
+                None => prices.kernel_time(kernel),
             }
-            _ => prices.kernel_time(kernel),
-        }
+        })
     }
 
     /// Names of block ops without any legal strategy in a context.
