@@ -33,10 +33,12 @@ pub fn kept_bytes(space: &SegmentSpace, choice: &SegmentChoice) -> Bytes {
     ops.chain(space.segment.value_ids().map(flow)).sum()
 }
 
-/// The bytes of the statistics that an op always keeps.
+/// The bytes that an op always keeps: the statistics of a norm, and the logits, which the loss replaces by their gradient.
 pub(crate) fn op_kept_bytes(space: &SegmentSpace, id: OpId, option: &OpOption) -> Bytes {
+    let layout = || option.choice.inputs[0].forward;
     match space.segment.op(id).op {
-        Op::Norm { .. } => Bytes(4 * space.context.rows(option.choice.inputs[0].forward)),
+        Op::Norm { .. } => Bytes(4 * space.context.rows(layout())),
+        Op::Loss { vocab } => activation_bytes(vocab, layout(), &space.context),
         _ => Bytes(0),
     }
 }

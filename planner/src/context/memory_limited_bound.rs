@@ -1,9 +1,9 @@
 //! Lower bound on a step whose stages keep activations within their memory, before any block is divided.
 //!
-//! Stage s of P has nₛ of the L blocks, which are all of one shape. For a multiplier λₛ of bytes, let vₛ be the least time of a
-//! block with the multiplier times the bytes that it keeps of a microbatch, and ρ the bytes of its weights and optimizer states. With
-//! wₛ microbatches in flight and Mₛ bytes of memory besides embedding and head, the stage keeps at most (Mₛ − nₛ·ρ)/wₛ bytes of
-//! a microbatch, so that its microbatch time is
+//! Stage s of P has nₛ of the L blocks. For a multiplier λₛ of bytes, let vₛ be the least time of a block with the multiplier times
+//! the bytes that it keeps of a microbatch, and ρ the bytes of its weights and optimizer states. Where blocks differ, both are the
+//! least of all blocks, but vₛ is the mean where one stage has all of them. With wₛ microbatches in flight and Mₛ bytes of memory
+//! besides embedding and head, the stage keeps at most (Mₛ − nₛ·ρ)/wₛ bytes of a microbatch, so that its microbatch time is
 //!
 //! ```text
 //! tₛ ≥ nₛ·aₛ − cₛ      with aₛ = vₛ + λₛ·ρ/wₛ and cₛ = λₛ·Mₛ/wₛ
@@ -31,8 +31,8 @@ struct StageLine {
     saved: f64,
 }
 
-/// Lower bound in seconds on the step of a context, beside `step_phase`, that of a stage of average size. 0 for models with
-/// blocks of several shapes; `None` when a segment has no legal decisions.
+/// Lower bound in seconds on the step of a context, beside `step_phase`, that of a stage of average size; `None` when a segment
+/// has no legal decisions.
 pub(super) fn memory_limited_bound(
     request: &Request,
     segments: &SegmentSolver,
@@ -41,9 +41,6 @@ pub(super) fn memory_limited_bound(
     step_phase: &StepPhaseMin,
 ) -> Option<f64> {
     let fastest = passes.fastest()?;
-    if segments.shape_count() > 1 {
-        return Some(0.0);
-    }
     let lines = stage_lines(request, segments, context, passes)?;
     let blocks = segments.layer_shapes().len() as f64;
     let microbatches = context.workload.microbatches(&context.mesh) as f64;
@@ -65,9 +62,10 @@ pub(super) fn memory_limited_bound(
     let step_phase = counted_reductions + updates;
     // Seconds of a block in the passes that fill the pipeline.
     let fill = match context.schedule {
-        PipelineSchedule::OneForwardOneBackward => fastest.blocks / blocks,
+        PipelineSchedule::OneForwardOneBackward => fastest.fastest_block,
+        PipelineSchedule::ZeroBubble if segments.shape_count() > 1 => 0.0,
         PipelineSchedule::ZeroBubble => passes.forward() / blocks,
-        PipelineSchedule::Interleaved => fastest.blocks / blocks / context.chunks as f64,
+        PipelineSchedule::Interleaved => fastest.fastest_block / context.chunks as f64,
     };
     Some(match context.schedule {
         // The stage with the longest passes may end before the step phase of the first stage.
@@ -89,7 +87,11 @@ fn stage_lines(
     let (blocks, stages) = (segments.layer_shapes().len() as u64, context.mesh.pipeline);
     let vocabulary = model.vocab * model.hidden;
     let of_elements = |elements: u64| evenly_split_bytes(elements, context).as_f64();
-    let of_block = of_elements(segments.block_parameters());
+    let is_uniform = segments.shape_count() == 1;
+    let of_block = of_elements(match is_uniform {
+        true => segments.block_parameters(),
+        false => segments.block_parameters_min(),
+    });
     let ends = segments.parameters() - segments.block_parameters() * blocks;
     let limit: Bytes = request.arena_limit();
     let line = |stage: u64| {
@@ -102,9 +104,14 @@ fn stage_lines(
         let memory = limit.as_f64() - of_elements(ends);
         let in_flight = passes.in_flight_min(stage as usize).max(1) as f64;
         let kept_by_stage = (memory - of_block * blocks as f64 / stages as f64) / in_flight;
-        let RelaxedPasses { multiplier, blocks: all, .. } =
+        let RelaxedPasses { multiplier, blocks: all, fastest_block, .. } =
             passes.within(kept_by_stage * stages as f64)?;
-        let of_block = all / blocks as f64 + multiplier * of_block / in_flight;
+        // A single stage has all blocks, others any of them.
+        let time = match is_uniform || stages == 1 {
+            true => all / blocks as f64,
+            false => fastest_block,
+        };
+        let of_block = time + multiplier * of_block / in_flight;
         Some(StageLine { of_block, saved: multiplier * memory / in_flight })
     };
     (0..stages).map(line).collect()

@@ -31,13 +31,22 @@ impl ContextSolver<'_> {
         if context.mesh.pipeline > 1 || segments.shape_count() > 1 {
             return Seconds(0.0);
         }
-        let cost = self.block_budgets(context, embedding_and_head, &[Bytes(0)]).ok();
+        let budgets = self.block_budgets(context, embedding_and_head, &[Bytes(0)]).ok();
         let spec = SegmentSpec::block(0, embedding_and_head.boundary);
-        cost.and_then(|budgets| self.cost_within(context, spec, budgets[0])).unwrap_or_default()
+        let kept_by_head = embedding_and_head.kept_by_head(context);
+        let cost = budgets.and_then(|of| self.cost_within(context, spec, of[0], kept_by_head));
+        cost.unwrap_or_default()
     }
 
-    /// The cost where the blocks have these bytes; `None` where memory does not bind, or too little is known.
-    fn cost_within(&self, context: &Context, spec: SegmentSpec, budget: Bytes) -> Option<Seconds> {
+    /// The cost where the blocks have these bytes, and those that the head keeps once its backward pass has ended; `None` where
+    /// memory does not bind, or too little is known.
+    fn cost_within(
+        &self,
+        context: &Context,
+        spec: SegmentSpec,
+        budget: Bytes,
+        kept_by_head: Bytes,
+    ) -> Option<Seconds> {
         let segments = self.segments;
         let blocks = segments.layer_shapes().len() as u64;
         let in_flight = in_flight_in_chunks(context, 0)[0];
@@ -47,7 +56,8 @@ impl ContextSolver<'_> {
         let rooms: Vec<(u64, u64, f64)> = sets
             .filter(|set| set.last_blocks < blocks)
             .map(|WorkingSet { last_blocks, bytes }| {
-                let left = budget.as_f64() - (resident * last_blocks + bytes).as_f64();
+                let left =
+                    (budget + kept_by_head).as_f64() - (resident * last_blocks + bytes).as_f64();
                 (last_blocks, blocks - last_blocks, left)
             })
             .collect();
@@ -110,6 +120,7 @@ mod tests {
                 else {
                     continue;
                 };
+                let kept_by_head = embedding_and_head.kept_by_head(&context);
                 let ends = embedding_and_head.bytes(&context, 0);
                 let blocks = partition.stages[0].blocks.clone();
                 let arena = solver.size(&context, &embedding_and_head, partition).arenas[0];
@@ -119,10 +130,15 @@ mod tests {
                     of.iter().map(|block| block.bytes.kept * in_flight).sum()
                 };
                 let resident: Bytes = blocks.iter().map(|block| block.bytes.resident).sum();
-                let counted = (ends + resident + kept(&blocks)).as_f64();
+                let all = ends + resident + kept(&blocks);
+                assert!(all <= arena, "{name}, {context:?}: {all} in {arena}");
+                let counted = all.as_f64();
                 for set in segments.working_sets(spec, &context) {
                     let others = blocks.len() - set.last_blocks as usize;
-                    let needed = ends + resident + kept(&blocks[..others]) + set.bytes;
+                    let needed = ends.saturating_sub(kept_by_head)
+                        + resident
+                        + kept(&blocks[..others])
+                        + set.bytes;
                     assert!(needed <= arena, "{name}, {context:?}: {set:?} in {arena}");
                     let share = (needed.as_f64() - counted) / (arena.as_f64() - counted);
                     bounded = bounded.max(share);

@@ -26,6 +26,12 @@ pub(crate) struct EmbeddingAndHead {
     pub bound: Seconds,
 }
 
+/// Microbatches whose activations the head keeps while the blocks of the last stage keep most: with 1F1B one, as its backward pass
+/// follows its forward pass at once, and the blocks have no later microbatch. Other schedules are not counted.
+fn head_in_flight(context: &Context) -> u64 {
+    u64::from(context.schedule == PipelineSchedule::OneForwardOneBackward)
+}
+
 impl EmbeddingAndHead {
     /// The fastest solutions for every boundary layout and every layout of a tied weight.
     pub(crate) fn fastest_per_layout(
@@ -102,21 +108,26 @@ impl EmbeddingAndHead {
                 SegmentKind::Embedding,
                 in_flight_in_chunk(context, 0, 0),
             ),
-            head: relaxed(&self.head, SegmentKind::Head, 0),
+            head: relaxed(&self.head, SegmentKind::Head, head_in_flight(context)),
             ..self.clone()
         }
     }
 
-    /// Bytes of embedding and head on a stage.
+    /// Bytes of embedding and head on a stage while the blocks keep most.
     pub(crate) fn bytes(&self, context: &Context, stage: usize) -> Bytes {
         let mut bytes = Bytes(0);
         if stage == 0 {
             bytes += self.embedding.bytes.total(in_flight_in_chunk(context, stage, 0));
         }
         if stage as u64 + 1 == context.mesh.pipeline {
-            bytes += self.head.bytes.resident;
+            bytes += self.head.bytes.resident + self.kept_by_head(context);
         }
         bytes
+    }
+
+    /// The part of the last stage's bytes that the head keeps, between its forward and its backward pass.
+    pub(crate) fn kept_by_head(&self, context: &Context) -> Bytes {
+        self.head.bytes.kept * head_in_flight(context)
     }
 
     /// All pairs of hull vertices of embedding and head: the fastest first, the smallest last.
@@ -134,8 +145,7 @@ impl EmbeddingAndHead {
             segments.hull(spec, context, in_flight, None)
         };
         let embeddings = vertices(SegmentKind::Embedding, in_flight_in_chunk(context, 0, 0));
-        // The backward pass of the head follows its forward pass at once: no microbatch is in flight.
-        let heads = vertices(SegmentKind::Head, 0);
+        let heads = vertices(SegmentKind::Head, head_in_flight(context));
         let mut pairs = vec![];
         for embedding in &embeddings {
             for head in &heads {

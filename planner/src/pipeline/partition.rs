@@ -1,5 +1,6 @@
 //! Blocks divided among the pipeline stages.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use narrows_cost_model::PassTimesMin;
@@ -29,6 +30,13 @@ pub struct StageBlocks {
     pub first: usize,
     /// Number of blocks.
     pub count: usize,
+}
+
+impl StageBlocks {
+    /// The blocks.
+    pub(super) fn run(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
 }
 
 /// The fastest assignment for a run of blocks on a stage; `None` when none fits.

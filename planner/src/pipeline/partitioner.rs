@@ -20,7 +20,7 @@ use super::undominated::{is_excluded, undominated_partitions};
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// Relaxes a stage with a budget.
-type Relax = fn(&SegmentSolver, &Context, SegmentSpec, usize, Bytes) -> Option<RelaxedStage>;
+type Relax = fn(&SegmentSolver, &Context, BoundaryLayout, usize, Bytes) -> Option<RelaxedStage>;
 
 /// The best assignment of a run of blocks; `None` when none fits.
 type CachedAssignment = Option<Arc<StageAssignment>>;
@@ -42,7 +42,7 @@ pub(crate) struct StagePartitioner<'a> {
     context: &'a Context,
     boundary: BoundaryLayout,
     stages: Vec<StageMemory>,
-    /// Assignments by run of blocks; the first block is 0 when all blocks have one shape.
+    /// Assignments by run of blocks, as [`cached_run`](StagePartitioner::cached_run) has it.
     assignments: RefCell<FxHashMap<StageBlocks, CachedAssignment>>,
     /// Assignments with other numbers of microbatches, by run and number.
     weighted: RefCell<FxHashMap<(StageBlocks, u64), CachedAssignment>>,
@@ -101,7 +101,7 @@ impl<'a> StagePartitioner<'a> {
         for relax in [RelaxedStage::at_known_multipliers, RelaxedStage::new] {
             relaxed = self.relaxed_stages(cutoff.step_time, relax);
             let Some(stages) = &relaxed else { continue };
-            let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count);
+            let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run());
             open.retain(|overheads| {
                 let (is_excluded, labels) =
                     is_excluded(overheads, step, &cutoff, &relaxed, &interrupt);
@@ -113,7 +113,7 @@ impl<'a> StagePartitioner<'a> {
             }
         }
         let relaxed = relaxed
-            .map(|stages| move |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count));
+            .map(|stages| move |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run()));
         let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
         let mut partitions = vec![];
         for overheads in open {
@@ -166,12 +166,11 @@ impl<'a> StagePartitioner<'a> {
     /// assignments.
     fn relaxed_stages(&self, cutoff: f64, relax: Relax) -> Option<Vec<RelaxedStage>> {
         let is_worthwhile = cutoff.is_finite() && self.stages.len() > 1;
-        if !is_worthwhile || self.segments.shape_count() > 1 {
+        if !is_worthwhile {
             return None;
         }
-        let spec = SegmentSpec::block(0, self.boundary);
         let relaxed = |(stage, memory): (usize, &StageMemory)| {
-            relax(self.segments, self.context, spec, stage, memory.budget)
+            relax(self.segments, self.context, self.boundary, stage, memory.budget)
         };
         self.stages.iter().enumerate().map(relaxed).collect()
     }
@@ -296,11 +295,16 @@ impl<'a> StagePartitioner<'a> {
         assignment
     }
 
-    /// The run of blocks that stands for this one: blocks of one shape are equal.
+    /// The run of blocks that stands for this one: blocks of one shape are equal, so it begins with the first of those around.
     fn cached_run(&self, blocks: StageBlocks) -> StageBlocks {
-        let stands_for_any = self.segments.shape_count() == 1 || blocks.count == 0;
-        let first = if stands_for_any { 0 } else { blocks.first };
-        StageBlocks { first, ..blocks }
+        let shapes = self.segments.layer_shapes();
+        let run = &shapes[blocks.run()];
+        let Some(shape) = run.first() else { return StageBlocks { first: 0, ..blocks } };
+        if run.iter().any(|other| other != shape) {
+            return blocks;
+        }
+        let other = shapes[..blocks.first].iter().rposition(|other| other != shape);
+        StageBlocks { first: other.map_or(0, |other| other + 1), ..blocks }
     }
 
     /// Equal numbers of blocks on all stages, with the remainder on the first stages. With fewer blocks than stages, the

@@ -1,16 +1,18 @@
 //! Relaxed stages: lower bounds on the time of a stage's blocks that need two hull edges for all numbers of blocks.
 //!
-//! A supporting line of the hull bounds the time of each block from below by `intercept − multiplier·bytes`. So n blocks
-//! that share a budget of B bytes take at least
+//! A supporting line of the hull bounds the time of each block from below by `intercept − multiplier·bytes`. Blocks of other shapes
+//! have other lines at the same multiplier, so n blocks that share a budget of B bytes take at least
 //!
 //! ```text
-//! n·intercept − multiplier·B
+//! Σ intercepts − multiplier·B
 //! ```
-//! The line is that of the edge over the bytes of a block when all stages have equally many. A division of the blocks
+//! The multiplier is that of the edge over the bytes of a block when all stages have equally many. A division of the blocks
 //! that is no better with relaxed stages is no better with assigned ones.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use narrows_plan::strategy::BoundaryLayout;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::assignment::StageAssignment;
@@ -18,16 +20,35 @@ use super::in_flight::in_flight_in_chunk;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec};
 use crate::solve::SupportingLine;
 
-/// Lower bounds for the blocks of one stage. All blocks have one shape.
+/// Lower bounds for the blocks of one stage.
 pub(super) struct RelaxedStage {
     budget: Bytes,
     microbatches: f64,
-    /// Time of a block in a step: its passes and its step phase.
-    step: SupportingLine,
-    /// Time of a block in a step of [`ASYMPTOTIC_MICROBATCHES`].
-    asymptotic: SupportingLine,
-    /// Largest time of a block in the step phase, in seconds.
-    step_phase_max: f64,
+    /// Time of the blocks in a step: their passes and their step phases.
+    step: BlockLines,
+    /// Time of the blocks in a step of [`ASYMPTOTIC_MICROBATCHES`].
+    asymptotic: BlockLines,
+    /// Largest time of each block in the step phase, in seconds.
+    step_phase_max: Vec<f64>,
+}
+
+/// Supporting lines of all blocks at one multiplier.
+struct BlockLines {
+    multiplier: f64,
+    of_blocks: Vec<SupportingLine>,
+}
+
+impl BlockLines {
+    /// Fewest bytes of a run of blocks.
+    fn bytes_min(&self, run: Range<usize>) -> f64 {
+        self.of_blocks[run].iter().map(|line| line.bytes_min).sum()
+    }
+
+    /// Lower bound on the time of a run of blocks in seconds, within a budget.
+    fn time(&self, run: Range<usize>, budget: Bytes) -> f64 {
+        let intercepts: f64 = self.of_blocks[run].iter().map(|line| line.intercept).sum();
+        intercepts - self.multiplier * budget.as_f64()
+    }
 }
 
 impl RelaxedStage {
@@ -35,16 +56,17 @@ impl RelaxedStage {
     pub(super) fn new(
         segments: &SegmentSolver,
         context: &Context,
-        spec: SegmentSpec,
+        boundary: BoundaryLayout,
         stage: usize,
         budget: Bytes,
     ) -> Option<RelaxedStage> {
         let blocks = segments.layer_shapes().len() as u64;
         let average = Bytes((budget.0 / blocks).saturating_mul(context.mesh.pipeline));
         let in_flight = in_flight_in_chunk(context, stage, 0);
+        let spec = typical_block(segments, boundary);
         let line =
             |context: &Context, _| segments.supporting_line(spec, context, in_flight, average);
-        let relaxed = RelaxedStage::with_lines(segments, context, spec, budget, line)?;
+        let relaxed = RelaxedStage::with_lines(segments, context, (spec, stage, budget), line)?;
         let RelaxedStage { microbatches, step, asymptotic, .. } = &relaxed;
         let multipliers = [
             step.multiplier / microbatches,
@@ -59,55 +81,75 @@ impl RelaxedStage {
     pub(super) fn at_known_multipliers(
         segments: &SegmentSolver,
         context: &Context,
-        spec: SegmentSpec,
+        boundary: BoundaryLayout,
         stage: usize,
         budget: Bytes,
     ) -> Option<RelaxedStage> {
+        let spec = typical_block(segments, boundary);
         let known = |stage| segments.byte_multipliers(spec, context, stage);
         let Some(multipliers) = known(stage).or_else(|| known(0)) else {
-            return RelaxedStage::new(segments, context, spec, stage, budget);
+            return RelaxedStage::new(segments, context, boundary, stage, budget);
         };
         let in_flight = in_flight_in_chunk(context, stage, 0);
         let line = |context: &Context, number: usize| {
             let multiplier = multipliers[number] * microbatches(context);
             segments.line_at_multiplier(spec, context, in_flight, multiplier)
         };
-        RelaxedStage::with_lines(segments, context, spec, budget, line)
+        RelaxedStage::with_lines(segments, context, (spec, stage, budget), line)
     }
 
-    /// The relaxation with the lines of a step, number 0, and of a step of [`ASYMPTOTIC_MICROBATCHES`], number 1.
+    /// The relaxation with the lines of a block in a step, number 0, and in a step of [`ASYMPTOTIC_MICROBATCHES`], number 1.
     fn with_lines(
         segments: &SegmentSolver,
         context: &Context,
-        spec: SegmentSpec,
-        budget: Bytes,
+        (block, stage, budget): (SegmentSpec, usize, Bytes),
         line: impl Fn(&Context, usize) -> Option<SupportingLine>,
     ) -> Option<RelaxedStage> {
         let many = SegmentSolver::asymptotic(context);
+        let in_flight = in_flight_in_chunk(context, stage, 0);
+        let spec = |shape| SegmentSpec { shape, ..block };
+        let lines = |context: &Context, number: usize| {
+            let of_block = line(context, number)?;
+            let multiplier = of_block.multiplier;
+            let of_shape = |shape| match shape == block.shape {
+                true => Some(of_block),
+                false => segments.line_at_multiplier(spec(shape), context, in_flight, multiplier),
+            };
+            let of_blocks = segments.of_layers(of_shape).into_iter().collect::<Option<Vec<_>>>()?;
+            Some(BlockLines { multiplier, of_blocks })
+        };
         Some(RelaxedStage {
             budget,
             microbatches: microbatches(context),
-            step: line(context, 0)?,
-            asymptotic: line(&many, 1)?,
-            step_phase_max: segments.step_phase_range(spec, &many)[1],
+            step: lines(context, 0)?,
+            asymptotic: lines(&many, 1)?,
+            step_phase_max: segments
+                .of_layers(|shape| segments.step_phase_range(spec(shape), &many)[1]),
         })
     }
 
-    /// Lower bounds on the times of `count` blocks, over all assignments within the budget; `None` when no assignment
+    /// Lower bounds on the times of a run of blocks, over all assignments within the budget; `None` when no assignment
     /// fits.
-    pub(super) fn assignment(&self, count: usize) -> Option<Arc<StageAssignment>> {
-        let (count, budget) = (count as f64, self.budget.as_f64());
-        if count * self.step.bytes_min > budget {
+    pub(super) fn assignment(&self, run: Range<usize>) -> Option<Arc<StageAssignment>> {
+        if self.step.bytes_min(run.clone()) > self.budget.as_f64() {
             return None;
         }
-        let bound = |line: &SupportingLine| count * line.intercept - line.multiplier * budget;
-        let asymptotic = bound(&self.asymptotic) - count * self.step_phase_max;
+        let step = self.step.time(run.clone(), self.budget);
+        let step_phase_max: f64 = self.step_phase_max[run.clone()].iter().sum();
+        let asymptotic = self.asymptotic.time(run, self.budget) - step_phase_max;
         Some(Arc::new(StageAssignment {
-            forward: Seconds((bound(&self.step) / self.microbatches).max(0.0)),
+            forward: Seconds((step / self.microbatches).max(0.0)),
             microbatch_time_min: Seconds(asymptotic / ASYMPTOTIC_MICROBATCHES as f64),
             ..StageAssignment::default()
         }))
     }
+}
+
+/// The block whose shape most blocks have.
+fn typical_block(segments: &SegmentSolver, boundary: BoundaryLayout) -> SegmentSpec {
+    let count = |shape: &usize| segments.layer_shapes().iter().filter(|of| *of == shape).count();
+    let typical = (0..segments.shape_count()).max_by_key(count).unwrap_or(0);
+    SegmentSpec::block(typical, boundary)
 }
 
 /// Microbatches of a step.
@@ -138,18 +180,17 @@ mod tests {
             let Some(boundary) = segments.boundary_layouts(&context).into_iter().next() else {
                 continue;
             };
-            let spec = SegmentSpec::block(0, boundary);
             let microbatches = context.workload.microbatches(&context.mesh) as f64;
             for budget in [1, 2, 4, 8, 16].map(|gib| Bytes(gib << 30)) {
                 let budgets = vec![budget; 3];
                 let partitioner = StagePartitioner::new(&segments, &context, boundary, budgets);
                 for stage in 0..3 {
-                    let relaxed = RelaxedStage::new(&segments, &context, spec, stage, budget);
+                    let relaxed = RelaxedStage::new(&segments, &context, boundary, stage, budget);
                     let relaxed = relaxed.expect("a block has legal decisions");
                     for count in [1, 2, 5, 8, 12] {
                         let blocks = StageBlocks { stage, first: 0, count };
                         let assigned = partitioner.best_assignment(blocks);
-                        let Some(lower) = relaxed.assignment(count) else {
+                        let Some(lower) = relaxed.assignment(0..count) else {
                             assert!(assigned.is_none());
                             excluded += 1;
                             continue;

@@ -1,7 +1,7 @@
 //! The layers of a model, by the distinct shapes of their blocks.
 
 use narrows_plan::graph::{BlockShape, BoundaryTensor};
-use narrows_plan::model::Model;
+use narrows_plan::model::{Block, Linear, Model, Weight};
 
 /// The layers of a model.
 pub(super) struct ModelLayers {
@@ -13,6 +13,8 @@ pub(super) struct ModelLayers {
     pub parameters: u64,
     /// Number of parameters of a block on average, rounded down.
     pub block_parameters: u64,
+    /// Least number of parameters of the linears of a block, without those of crossing latents.
+    pub block_parameters_min: u64,
     /// Widths of the latents that cross from one block to the next.
     pub crossing_widths: Vec<u64>,
     /// The narrowest set of tensors between two neighbouring blocks.
@@ -38,15 +40,26 @@ impl ModelLayers {
         let vocabulary = model.vocab * model.hidden;
         let ends = vocabulary * if model.tied { 1 } else { 2 } + model.hidden;
         let block_parameters = (parameters - ends) / layer_shapes.len() as u64;
+        let block_parameters_min = model.blocks.iter().map(linear_parameters).min();
         ModelLayers {
             shapes,
             layer_shapes,
             parameters,
             block_parameters,
+            block_parameters_min: block_parameters_min.unwrap_or(0),
             crossing_widths,
             narrowest_carried,
         }
     }
+}
+
+/// Number of parameters of the linears of a block, without those of crossing latents.
+fn linear_parameters(block: &Block) -> u64 {
+    let of_linear = |linear: &Linear| match &linear.weight {
+        Weight::Dense => linear.d_in * linear.d_out,
+        Weight::Pair(pair) => pair.rank * (linear.d_in + linear.d_out),
+    };
+    block.linears().into_iter().map(|(_, linear)| of_linear(linear)).sum()
 }
 
 /// The narrowest set of tensors between two neighbouring blocks.

@@ -11,6 +11,8 @@ pub(crate) struct RelaxedPasses {
     pub multiplier: f64,
     /// Forward and backward time of all blocks, with the multiplier times the bytes that they keep, in seconds.
     pub blocks: f64,
+    /// The part of `blocks` that the fastest block takes.
+    pub fastest_block: f64,
     /// Forward and backward time of the embedding, in seconds.
     pub embedding: f64,
     /// Forward and backward time of the head, in seconds.

@@ -133,6 +133,7 @@ impl LeastPasses<'_> {
         Some(RelaxedPasses {
             multiplier,
             blocks: least(|passes| passes.blocks),
+            fastest_block: least(|passes| passes.fastest_block),
             embedding: least(|passes| passes.embedding),
             head: least(|passes| passes.head),
             total: least(|passes| passes.total),
@@ -160,15 +161,24 @@ impl LeastPasses<'_> {
         [embedding, head]: [f64; 2],
         multiplier: f64,
     ) -> Option<RelaxedPasses> {
-        let (mut blocks, mut kept_bytes) = (0.0, 0.0);
+        let (mut blocks, mut fastest_block, mut kept_bytes) = (0.0, f64::INFINITY, 0.0);
         let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), multiplier);
         for block in self.segments.of_layers(block) {
             let (cost, kept) = block?;
             blocks += cost;
+            fastest_block = fastest_block.min(cost);
             kept_bytes += kept;
         }
         let total = blocks + embedding + head;
-        Some(RelaxedPasses { multiplier, blocks, embedding, head, total, kept_bytes })
+        Some(RelaxedPasses {
+            multiplier,
+            blocks,
+            fastest_block,
+            embedding,
+            head,
+            total,
+            kept_bytes,
+        })
     }
 
     /// Least time with the multiplier of kept bytes, in seconds, and the bytes kept; `None` without legal decisions.

@@ -154,6 +154,11 @@ impl<'a> SegmentSolver<'a> {
         self.layers.block_parameters
     }
 
+    /// Least number of parameters of the linears of a block, without those of crossing latents.
+    pub(crate) fn block_parameters_min(&self) -> u64 {
+        self.layers.block_parameters_min
+    }
+
     /// The value of each layer, computed once for each block shape.
     pub(crate) fn of_layers<T: Clone>(&self, of_shape: impl Fn(usize) -> T) -> Vec<T> {
         let shapes: Vec<T> = (0..self.layers.shapes.len()).map(of_shape).collect();
