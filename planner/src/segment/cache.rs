@@ -6,7 +6,7 @@
 //! | [`LoweredPlans`] | plan | arenas of its stages, its program |
 //! | [`PricedCache`] | model, rules, groupings, executor, and profile without the links between nodes | priced tables, solutions without a memory limit, eliminations |
 //!
-//! Links between nodes are in the keys of single entries ([`PassKey`], [`StepKey`]), where a device group spans nodes:
+//! Links between nodes are in the keys of single entries ([`PassKey`], [`StepKey`] in `keys.rs`), where a device group spans nodes:
 //! other entries are shared by all bandwidths and numbers of devices.
 //!
 //! All entries are functions of their keys, so that a shared cache changes no result. Hulls, which are refined on
@@ -14,17 +14,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{
-    Executor, GroupLinks, OpTimes, PassTimesMin, Prices, ShardingMin, StepPhases,
-};
-use narrows_plan::graph::{Grouping, SegmentKind};
+use narrows_cost_model::{Executor, OpTimes, PassTimesMin, Prices, ShardingMin, StepPhases};
+use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
 use narrows_plan::program::StageSchedule;
-use narrows_plan::strategy::{AlternativesContext, Rules, SegmentSpace, TiedWeightLayout};
-use narrows_plan::{BucketSplit, Bytes, Context, Dim, Mesh};
+use narrows_plan::strategy::{Rules, SegmentSpace};
+use narrows_plan::{BucketSplit, Mesh};
 use rustc_hash::FxHashMap;
 
 use super::elimination_orders::EliminationOrders;
+use super::keys::{AlternativesKey, ByteMultipliersKey, OpsKey, PassKey, StepKey, StepPhaseKey};
 use super::pass_lines::PassLines;
 use super::prepared::{PreparedSegment, WeightedTables};
 use super::spec::{SegmentSpec, SolvedSegment};
@@ -32,27 +31,6 @@ use crate::lock::lock;
 use crate::lowered_plans::LoweredPlans;
 use crate::most_recent::MostRecent;
 use crate::request::{GroupingRule, Request};
-
-/// Key of alternatives within one model and one set of rules.
-pub(super) type AlternativesKey = (SegmentSpec, Grouping, AlternativesContext);
-
-/// Key of times of one microbatch: the context without its data and pipeline axes, and the links of its
-/// tensor and context axes.
-pub(crate) type PassKey = (Context, [GroupLinks; 2]);
-
-/// Key of times of a step without stages and their transfers: the context, and the links of its tensor,
-/// context and data axes.
-pub(super) type StepKey = (Context, [GroupLinks; 3]);
-
-/// A segment without its boundary layout, on which the times of ops do not depend: its kind and shape, the layout of a
-/// tied weight, and its grouping.
-pub(super) type OpsKey = (SegmentKind, usize, Option<TiedWeightLayout>, Grouping);
-
-/// As [`StepKey`] for the step phase, which depends on the dim of tokens but on no other part of the workload.
-pub(super) type StepPhaseKey = (StepKey, Option<Dim>);
-
-/// A segment on a stage, in a context whose number of microbatches does not matter, under a memory limit.
-pub(super) type ByteMultipliersKey = (SegmentSpec, Context, usize, Bytes);
 
 /// Bounds on the step phase of a segment, and on the time that sharded parameters add to its passes, over all of its choices.
 #[derive(Clone, Copy, Debug)]

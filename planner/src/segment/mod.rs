@@ -6,6 +6,7 @@ mod elimination_orders;
 mod fastest;
 mod hull_cache;
 mod hulls;
+mod keys;
 mod model_layers;
 mod pair_prices;
 mod pass_lines;
@@ -14,8 +15,9 @@ mod prepared;
 mod solver;
 mod spec;
 
-pub(crate) use cache::{PassKey, SegmentCache};
+pub(crate) use cache::SegmentCache;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
+pub(crate) use keys::PassKey;
 pub(crate) use pair_prices::{ExposedShares, PairPrices, PairWeights};
 pub(crate) use pass_lines::RelaxedPasses;
 pub(crate) use passes::LeastPasses;

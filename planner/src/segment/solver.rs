@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{GroupLinks, OpTimes, PricedSpace, Prices, StepPhases};
+use narrows_cost_model::{OpTimes, PricedSpace, Prices, StepPhases};
 use narrows_plan::graph::{
     BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
@@ -12,16 +12,12 @@ use narrows_plan::graph::{
 use narrows_plan::model::Model;
 use narrows_plan::program::Phase;
 use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
-use narrows_plan::{
-    Axis, Context, GradReduceDtype, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero,
-};
+use narrows_plan::{Context, Kernel, Seconds};
 use rustc_hash::FxHashMap;
 
-use super::cache::{
-    AlternativesCache, ByteMultipliersKey, FastestSolution, OpsKey, PassKey, PricedCache,
-    SegmentCache, StepKey, StepPhaseKey,
-};
+use super::cache::{AlternativesCache, FastestSolution, PricedCache, SegmentCache};
 use super::hull_cache::Hulls;
+use super::keys::{StepKey, ops_key};
 use super::model_layers::ModelLayers;
 use super::pair_prices::PairPrices;
 use super::prepared::PreparedSegment;
@@ -34,7 +30,7 @@ use crate::solve::{SolveMethod, TableSolves};
 
 /// Solves the segments of one request.
 pub struct SegmentSolver<'a> {
-    request: &'a Request,
+    pub(super) request: &'a Request,
     cache: SegmentCache,
     layers: Arc<ModelLayers>,
     pub(super) alternatives: Arc<AlternativesCache>,
@@ -290,63 +286,6 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The key of the times of one microbatch without the collectives of ZeRO. Of the number of microbatches, these times
-    /// depend on [`Context::accumulates_gradients`] alone. They do not depend on overlapped gradient reductions, on the
-    /// schedule, or on the numbers of replicas and stages. Of ZeRO, only whether gradients are sharded matters; if so, also
-    /// the format of their reduction.
-    pub(crate) fn pass_key(&self, context: &Context) -> PassKey {
-        let mut shared = context.with_whole_buckets();
-        // Sharded gradients are reduced in every microbatch, so that a GEMM does not accumulate into them.
-        let (zero, replicas) =
-            if context.shards_gradients() { (Zero::Two, 2) } else { (Zero::Off, 1) };
-        shared.mesh = Mesh { pipeline: 1, data: replicas, ..context.mesh };
-        shared.zero = zero;
-        if !context.shards_gradients() {
-            shared.grad_reduce_dtype = GradReduceDtype::Fp32;
-        }
-        shared.shard_size = replicas;
-        (shared.overlap_grad_reduce, shared.overlap_param_gather) = (false, false);
-        (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
-        shared.workload.global_batch = shared.workload.micro_batch * replicas;
-        (shared, self.links(context, [Axis::Tensor, Axis::Context]))
-    }
-
-    /// The key of a segment's times in a step, which do not depend on the schedule. Blocks do not depend on the number of
-    /// stages either. Embedding and head do: on two stages they have two copies of a tied weight.
-    pub(super) fn step_key(&self, spec: SegmentSpec, context: &Context) -> StepKey {
-        let mut shared = *context;
-        let stages_max = if spec.kind == SegmentKind::Block { 1 } else { 2 };
-        shared.mesh.pipeline = shared.mesh.pipeline.min(stages_max);
-        // Interleaved schedules do not overlap gathers.
-        shared.overlap_param_gather = context.gathers_in_forward();
-        (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
-        (shared, self.links(context, [Axis::Tensor, Axis::Context, Axis::Data]))
-    }
-
-    /// The links of a context's groups along these axes.
-    fn links<const N: usize>(&self, context: &Context, axes: [Axis; N]) -> [GroupLinks; N] {
-        axes.map(|axis| self.prices(context).group_links(&context.mesh.group(axis)))
-    }
-
-    /// The key of a segment's times in the step phase.
-    pub(super) fn step_phase_key(&self, spec: SegmentSpec, context: &Context) -> StepPhaseKey {
-        let mut any_workload = *context;
-        any_workload.workload = Workload { global_batch: 1, sequence_length: 1, micro_batch: 1 };
-        (self.step_key(spec, &any_workload), context.token_dim())
-    }
-
-    /// The key of the multipliers of bytes on a stage.
-    pub(super) fn byte_multipliers_key(
-        &self,
-        spec: SegmentSpec,
-        context: &Context,
-        stage: usize,
-    ) -> ByteMultipliersKey {
-        let mut shared = *context;
-        shared.workload.global_batch = context.mesh.data * context.workload.micro_batch;
-        (spec, shared, stage, self.request.arena_limit())
-    }
-
     /// The space of a segment, priced for the context's tensor axis and microbatch.
     pub(super) fn prepare(
         &self,
@@ -463,8 +402,4 @@ impl<'a> SegmentSolver<'a> {
         names.dedup();
         names
     }
-}
-
-fn ops_key(spec: SegmentSpec, grouping: Grouping) -> OpsKey {
-    (spec.kind, spec.shape, spec.tied_weight, grouping)
 }
