@@ -1,11 +1,12 @@
 //! The bytes of a choice in the solver's memory rows.
 //!
 //! A block with f microbatches in flight occupies `resident + f·kept` bytes: its parameters with their gradients and
-//! optimizer states, and for each microbatch the copies that are kept for the backward pass. Buffers that live within
+//! optimizer states, and for each microbatch the copies that are kept for the backward pass. Where weight gradients have passes of
+//! their own, it also keeps their operands for each microbatch that waits for its pass. Buffers that live within
 //! one pass belong to the stage and not to the block: the arena of the lowered program counts them exactly, and the
 //! search reduces the blocks' limit by them.
 
-use narrows_plan::emit::activation_bytes;
+use narrows_plan::emit::{activation_bytes, may_defer_weight_gradient, overlapped_weight_gradient};
 use narrows_plan::graph::{Op, OpId, ValueId};
 use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
 use narrows_plan::{Bytes, Layout};
@@ -17,12 +18,23 @@ pub struct SegmentBytes {
     pub resident: Bytes,
     /// Copies and statistics kept from a forward pass to its backward pass, for one microbatch.
     pub kept: Bytes,
+    /// Least operands of weight gradients that have a pass of their own, for one microbatch between its backward pass and that.
+    pub deferred: Bytes,
+}
+
+/// Microbatches whose activations are stored at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct InFlight {
+    /// Microbatches between their forward and their backward pass.
+    pub kept: u64,
+    /// Microbatches between their backward pass and a pass for weight gradients.
+    pub deferred: u64,
 }
 
 impl SegmentBytes {
-    /// The bytes with `in_flight` microbatches in flight.
-    pub fn total(&self, in_flight: u64) -> Bytes {
-        self.resident + self.kept * in_flight
+    /// The bytes with these microbatches in flight.
+    pub fn total(&self, in_flight: InFlight) -> Bytes {
+        self.resident + self.kept * in_flight.kept + self.deferred * in_flight.deferred
     }
 }
 
@@ -61,6 +73,39 @@ pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) ->
         bytes += log_sum_exp(space, id, copies[0]);
     }
     bytes
+}
+
+/// Lower bound on the operands of weight gradients that read a value and have a pass of their own: the copy that is read, and the
+/// gradients of the outputs of these linears. A copy that is kept as well has one buffer for each microbatch from its forward pass
+/// to the weight gradient, so that nothing counts twice.
+pub(crate) fn flow_deferred_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
+    let SegmentSpace { segment, context, .. } = space;
+    let overlapped = overlapped_weight_gradient(segment, id, flow, context);
+    let consumers = segment.value(id).consumers.iter().map(|(op, _)| *op);
+    let deferred: Vec<OpId> = consumers
+        .filter(|op| may_defer_weight_gradient(segment, *op, context) && Some(*op) != overlapped)
+        .collect();
+    if deferred.is_empty() || segment.boundary_index(id).is_some() {
+        return Bytes(0);
+    }
+    let bytes = |id: ValueId, layout| activation_bytes(segment.value(id).width(), layout, context);
+    let read = [Some(flow.primary), flow.second].into_iter().flatten();
+    let read = read.map(|copy| bytes(id, copy.forward)).min().unwrap_or_default();
+    let gradients = deferred.into_iter().map(|op| {
+        let of_option = |option: &OpOption| -> Bytes {
+            let outputs = segment.op(op).outputs.iter().zip(&option.choice.outputs);
+            outputs.map(|(output, edge)| bytes(*output, edge.backward)).sum()
+        };
+        space.ops[op.0 as usize].iter().map(of_option).min().unwrap_or_default()
+    });
+    read + gradients.sum()
+}
+
+/// The operands of weight gradients with a pass of their own that one instance of a segment keeps for each microbatch that waits
+/// for it, under a choice; a lower bound.
+pub fn deferred_bytes(space: &SegmentSpace, choice: &SegmentChoice) -> Bytes {
+    let flow = |id: ValueId| flow_deferred_bytes(space, id, &choice.flows[id.0 as usize]);
+    space.segment.value_ids().map(flow).sum()
 }
 
 /// Bytes of attention's log-sum-exp of each row, which is kept with its output.

@@ -18,7 +18,7 @@ use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
 use narrows_plan::{Bytes, Context, Layout, Seconds};
 
 use crate::flow_time::{FlowPrices, residual_sum_time};
-use crate::memory::{flow_kept_bytes, op_kept_bytes};
+use crate::memory::{flow_deferred_bytes, flow_kept_bytes, op_kept_bytes};
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{PassTimesMin, SegmentTime, sum};
 use crate::step_phases::StepPhases;
@@ -30,8 +30,9 @@ use crate::table_links::links;
 pub enum MemoryRows {
     /// No rows: the table has times only.
     None,
-    /// Row 0 counts resident bytes, row 1 the bytes kept for each microbatch in flight.
-    ResidentAndKept,
+    /// Row 0 counts resident bytes, row 1 the bytes kept for each microbatch in flight, row 2 the bytes of each whose weight
+    /// gradients are deferred.
+    All,
 }
 
 /// A segment's space with the times of one microbatch, which depend on the tensor axis and the microbatch size alone.
@@ -49,6 +50,8 @@ pub struct PricedSpace {
     links: Arc<[TableLink]>,
     /// Bytes of every choice that are kept for each microbatch in flight, once counted.
     kept_bytes: OnceLock<ChoiceBytes>,
+    /// Bytes of every choice for each microbatch whose weight gradients are deferred, once counted.
+    deferred_bytes: OnceLock<ChoiceBytes>,
 }
 
 /// Bytes of the choices of a table, by node.
@@ -119,7 +122,8 @@ impl PricedSpace {
         let (flows, backward_flows): (Vec<_>, Vec<_>) =
             space.segment.value_ids().map(of_value).unzip();
         let (flows, backward_flows) = (flows.into(), backward_flows.into());
-        PricedSpace { space, ops, flows, backward_flows, links, kept_bytes: OnceLock::new() }
+        let (kept_bytes, deferred_bytes) = (OnceLock::new(), OnceLock::new());
+        PricedSpace { space, ops, flows, backward_flows, links, kept_bytes, deferred_bytes }
     }
 
     /// The times of the ops, for the same segment with other boundary layouts.
@@ -128,7 +132,7 @@ impl PricedSpace {
     }
 
     /// The cost table in a context of the same tensor axis and microbatch. Nodes are the ops, then the values, in
-    /// their order. With [`MemoryRows::ResidentAndKept`], two rows without limits count the bytes of the instance: row 0 the resident
+    /// their order. With [`MemoryRows::All`], two rows without limits count the bytes of the instance: row 0 the resident
     /// bytes, row 1 the bytes kept for each microbatch in flight.
     pub fn table(
         &self,
@@ -145,7 +149,7 @@ impl PricedSpace {
         });
         let mut table =
             CostTable { nodes: nodes.collect(), links: self.links.to_vec(), rows: vec![] };
-        if memory_rows == MemoryRows::ResidentAndKept {
+        if memory_rows == MemoryRows::All {
             self.add_rows(step_phases, &mut table);
         }
         table
@@ -153,8 +157,9 @@ impl PricedSpace {
 
     /// Adds the memory rows to a table without any.
     fn add_rows(&self, step_phases: &StepPhases, table: &mut CostTable) {
-        for (name, bytes) in
-            ["resident bytes", "kept bytes"].into_iter().zip(self.row_bytes(step_phases))
+        for (name, bytes) in ["resident bytes", "kept bytes", "deferred bytes"]
+            .into_iter()
+            .zip(self.row_bytes(step_phases))
         {
             let row = MemoryRowId(table.rows.len() as u32);
             table.rows.push(MemoryRow { name: name.into(), limit: Bytes(u64::MAX) });
@@ -166,11 +171,12 @@ impl PricedSpace {
         }
     }
 
-    /// The bytes of the [`table`](PricedSpace::table)'s choices by memory row: resident, kept.
-    fn row_bytes(&self, step_phases: &StepPhases) -> [ChoiceBytes; 2] {
+    /// The bytes of the [`table`](PricedSpace::table)'s choices by memory row: resident, kept, deferred.
+    fn row_bytes(&self, step_phases: &StepPhases) -> [ChoiceBytes; 3] {
         let without = |flows: &Vec<Seconds>| vec![Bytes(0); flows.len()];
         let resident = self.op_resident_bytes(step_phases).into_iter();
-        [resident.chain(self.flows.iter().map(without)).collect(), self.kept_bytes()]
+        let resident = resident.chain(self.flows.iter().map(without)).collect();
+        [resident, self.kept_bytes(), self.deferred_bytes()]
     }
 
     /// The resident bytes of the options of each op. Flows have none.
@@ -185,6 +191,20 @@ impl PricedSpace {
     /// The bytes of the [`table`](PricedSpace::table)'s choices that are kept for each microbatch in flight.
     pub fn kept_bytes(&self) -> ChoiceBytes {
         self.kept_bytes.get_or_init(|| kept_bytes_by_choice(&self.space)).clone()
+    }
+
+    /// The bytes of the [`table`](PricedSpace::table)'s choices for each microbatch whose weight gradients are deferred.
+    pub fn deferred_bytes(&self) -> ChoiceBytes {
+        let count = || {
+            let segment = &self.space.segment;
+            let ops = self.space.ops.iter().map(|options| vec![Bytes(0); options.len()]);
+            let of_value = |id: ValueId| {
+                let flows = self.space.flows[id.0 as usize].iter();
+                flows.map(|flow| flow_deferred_bytes(&self.space, id, flow)).collect()
+            };
+            ops.chain(segment.value_ids().map(of_value)).collect()
+        };
+        self.deferred_bytes.get_or_init(count).clone()
     }
 
     /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node. Without bytes, tables of different

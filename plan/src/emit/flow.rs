@@ -108,16 +108,21 @@ pub fn is_weight_gradient_deferrable(
     choice: &SegmentChoice,
     context: &Context,
 ) -> bool {
-    let node = segment.op(op);
     let is_overlapped = |value: &ValueId| {
         let flow = &choice.flows[value.0 as usize];
         overlapped_weight_gradient(segment, *value, flow, context) == Some(op)
     };
+    may_defer_weight_gradient(segment, op, context)
+        && !segment.op(op).inputs.iter().any(is_overlapped)
+}
+
+/// Whether the weight-gradient GEMM of an op may run in a pass of its own where it does not overlap with a collective.
+pub fn may_defer_weight_gradient(segment: &Segment, op: OpId, context: &Context) -> bool {
+    let node = segment.op(op);
     segment.kind == SegmentKind::Block
         && !context.shards_gradients()
         && matches!(node.op, Op::Linear(_))
         && !node.outputs.iter().any(|output| shares_gradient(segment, *output))
-        && !node.inputs.iter().any(is_overlapped)
 }
 
 /// Whether the gradient of a value may be that of a sum: additions pass it on as it is, and so may latents.

@@ -17,7 +17,7 @@ pub use buckets::{SplitBucket, split_bucket};
 pub(crate) use flow::gradient_paths;
 pub use flow::{
     copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute, gradient_backward,
-    is_weight_gradient_deferrable, overlapped_weight_gradient,
+    is_weight_gradient_deferrable, may_defer_weight_gradient, overlapped_weight_gradient,
 };
 pub use op::{op_backward, op_forward, op_recompute};
 pub use parameters::{

@@ -70,6 +70,16 @@ impl StageSchedule {
         }
     }
 
+    /// Number of microbatches whose weight gradients wait while the most activations are stored, beside those that have not ended
+    /// their backward passes; 0 where backward passes compute all weight gradients.
+    pub fn microbatches_deferred(&self) -> u64 {
+        match self.defers_weight_gradients() {
+            // As many microbatches as there are stages have begun and not ended.
+            true => self.stages.min(self.microbatches) - self.microbatches_in_flight(0),
+            false => 0,
+        }
+    }
+
     /// The passes of the stage, in order, with or without weight-gradient passes.
     pub fn passes(&self, has_weight_gradient_passes: bool) -> Vec<MicrobatchPass> {
         match self.schedule {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use narrows_cost_model::InFlight;
 use narrows_plan::strategy::{NormRule, Recompute, Rules};
 use narrows_plan::{Bytes, Context, Seconds, StagePlan};
 
@@ -21,7 +22,7 @@ const LEVELS_MAX: usize = 5;
 
 /// A solution of each block shape with the microbatches in flight of one chunk.
 struct ChunkSolutions {
-    in_flight: u64,
+    in_flight: InFlight,
     of_shapes: Vec<Arc<SolvedSegment>>,
 }
 
@@ -154,9 +155,9 @@ impl ContextSolver<'_> {
     fn chunk_solutions(
         &self,
         context: &Context,
-        solution: impl Fn(usize, u64) -> Option<Arc<SolvedSegment>>,
+        solution: impl Fn(usize, InFlight) -> Option<Arc<SolvedSegment>>,
     ) -> Option<Vec<Vec<ChunkSolutions>>> {
-        let of_chunk = |in_flight: u64| {
+        let of_chunk = |in_flight: InFlight| {
             let shapes = 0..self.segments.shape_count();
             let of_shapes =
                 shapes.map(|shape| solution(shape, in_flight)).collect::<Option<_>>()?;

@@ -128,7 +128,7 @@ mod tests {
                 let spec = SegmentSpec::block(0, embedding_and_head.boundary);
                 let in_flight = in_flight_in_chunks(&context, 0)[0];
                 let kept = |of: &[Arc<SolvedSegment>]| -> Bytes {
-                    of.iter().map(|block| block.bytes.kept * in_flight).sum()
+                    of.iter().map(|block| block.bytes.kept * in_flight.kept).sum()
                 };
                 let resident: Bytes = blocks.iter().map(|block| block.bytes.resident).sum();
                 let all = ends + resident + kept(&blocks);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use narrows_cost_model::InFlight;
 use narrows_plan::{Bytes, Seconds};
 
 use super::overhead::StageOverhead;
@@ -25,14 +26,14 @@ pub(super) struct BlockInFlight {
     /// The block's segment.
     pub spec: SegmentSpec,
     /// Microbatches whose activations the block stores at once.
-    pub in_flight: u64,
+    pub in_flight: InFlight,
 }
 
 impl BlockInFlight {
     /// Whether, of equal blocks, later ones keep more. With one microbatch in flight, the peak of a stage is at the backward
     /// pass of a block: what the blocks up to this one keep, and what it recomputes. Blocks that keep more recompute less.
     pub(super) fn keeps_more_last(&self) -> bool {
-        self.in_flight == 1
+        self.in_flight.kept == 1
     }
 
     /// Bytes of the block with a solution.
@@ -74,7 +75,7 @@ impl StageAssignment {
     /// The assignment of these solutions, each with the microbatches in flight of its block.
     pub fn new(
         blocks: Vec<Arc<SolvedSegment>>,
-        in_flight: impl IntoIterator<Item = u64>,
+        in_flight: impl IntoIterator<Item = InFlight>,
     ) -> StageAssignment {
         let mut total = StageAssignment::default();
         for (block, in_flight) in blocks.iter().zip(in_flight) {

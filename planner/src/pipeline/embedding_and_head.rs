@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::SegmentTime;
+use narrows_cost_model::{InFlight, SegmentTime};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds};
@@ -28,8 +28,9 @@ pub(crate) struct EmbeddingAndHead {
 
 /// Microbatches whose activations the head keeps while the blocks of the last stage keep most: with 1F1B one, as its backward pass
 /// follows its forward pass at once, and the blocks have no later microbatch. Other schedules are not counted.
-fn head_in_flight(context: &Context) -> u64 {
-    u64::from(context.schedule == PipelineSchedule::OneForwardOneBackward)
+fn head_in_flight(context: &Context) -> InFlight {
+    let is_1f1b = context.schedule == PipelineSchedule::OneForwardOneBackward;
+    InFlight { kept: u64::from(is_1f1b), deferred: 0 }
 }
 
 impl EmbeddingAndHead {
@@ -127,7 +128,7 @@ impl EmbeddingAndHead {
 
     /// The part of the last stage's bytes that the head keeps, between its forward and its backward pass.
     pub(crate) fn kept_by_head(&self, context: &Context) -> Bytes {
-        self.head.bytes.kept * head_in_flight(context)
+        self.head.bytes.kept * head_in_flight(context).kept
     }
 
     /// All pairs of hull vertices of embedding and head: the fastest first, the smallest last.

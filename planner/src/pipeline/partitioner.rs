@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use narrows_cost_model::PassTimesMin;
+use narrows_cost_model::{InFlight, PassTimesMin};
 use narrows_plan::strategy::BoundaryLayout;
 use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds};
 use rustc_hash::FxHashMap;
@@ -33,7 +33,7 @@ struct StageMemory {
     /// Bytes that all blocks may take.
     budget: Bytes,
     /// Microbatches whose activations each chunk stores at once.
-    in_flight: Vec<u64>,
+    in_flight: Vec<InFlight>,
 }
 
 /// Divides the blocks of one context among its stages.

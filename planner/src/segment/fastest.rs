@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use narrows_cost_model::{Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, SegmentBytes};
+use narrows_cost_model::{
+    Assignment, CostTable, InFlight, MemoryRow, MemoryRowId, MemoryRows, SegmentBytes,
+};
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::{Bytes, Context, GradReduceDtype, Zero};
 use rayon::prelude::*;
 
+use super::prepared::PassSolution;
 use super::solver::SegmentSolver;
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::lock::lock;
@@ -99,15 +102,16 @@ impl SegmentSolver<'_> {
         &self,
         spec: SegmentSpec,
         context: &Context,
-        in_flight: u64,
+        in_flight: InFlight,
         grouping: Grouping,
         limit: Bytes,
     ) -> Option<Arc<SolvedSegment>> {
         let prepared = self.prepare(spec, grouping, context);
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
-        let rows = MemoryRows::ResidentAndKept;
+        let rows = MemoryRows::All;
         let with_memory_rows = prepared.priced.table(context, &step_phases, rows);
-        let table = within_one_row(with_memory_rows, &[1, in_flight], limit);
+        let table =
+            within_one_row(with_memory_rows, &[1, in_flight.kept, in_flight.deferred], limit);
         let limits = SolveLimits { time: self.deadline().remaining(), gap: 0.0 };
         self.count_solves(1);
         let assignment = self.solve_table(&table, &limits)?.assignment?;
@@ -174,8 +178,8 @@ impl SegmentSolver<'_> {
         let pass_prices = self.prices(context).streams(&forward).with_backward(&backward);
         let passes = prepared.solution(assignment, pass_prices);
         let choice = passes.choice.clone();
-        let (mut time, mut bytes) =
-            (passes.time, SegmentBytes { kept: passes.kept, ..SegmentBytes::default() });
+        let PassSolution { mut time, kept, deferred, .. } = *passes;
+        let mut bytes = SegmentBytes { kept, deferred, ..SegmentBytes::default() };
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         step_phases.add_to(&choice, (context, prices), &mut time, &mut bytes);
         let space = &prepared.priced.space;

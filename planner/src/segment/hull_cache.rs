@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use narrows_cost_model::InFlight;
 use narrows_plan::Context;
 use rustc_hash::FxHashMap;
 
@@ -9,7 +10,7 @@ use super::spec::{SegmentSpec, SolvedSegment};
 use crate::solve::{Hull, VertexId};
 
 /// A segment in a context, and the microbatches in flight.
-pub(super) type HullKey = (SegmentSpec, Context, u64);
+pub(super) type HullKey = (SegmentSpec, Context, InFlight);
 
 /// The hulls of one search. They are refined on demand, so that their vertices depend on earlier calls.
 #[derive(Default)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use narrows_cost_model::InFlight;
 use narrows_plan::graph::Grouping;
 use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
@@ -11,7 +12,7 @@ use super::prepared::WeightedTables;
 use super::solver::SegmentSolver;
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::lock::lock;
-use crate::solve::{Hull, SupportingLine, Vertex, WeightedTable};
+use crate::solve::{Hull, RowWeights, SupportingLine, Vertex, WeightedTable};
 
 impl SegmentSolver<'_> {
     /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
@@ -21,7 +22,7 @@ impl SegmentSolver<'_> {
         &self,
         spec: SegmentSpec,
         context: &Context,
-        in_flight: u64,
+        in_flight: InFlight,
         average: Option<Bytes>,
     ) -> Vec<Arc<SolvedSegment>> {
         let weighted_tables = self.weighted_tables(spec, context);
@@ -48,7 +49,7 @@ impl SegmentSolver<'_> {
         &self,
         spec: SegmentSpec,
         context: &Context,
-        in_flight: u64,
+        in_flight: InFlight,
         average: Bytes,
     ) -> Option<SupportingLine> {
         let key = (spec, *context, in_flight);
@@ -60,13 +61,13 @@ impl SegmentSolver<'_> {
         &self,
         spec: SegmentSpec,
         context: &Context,
-        in_flight: u64,
+        in_flight: InFlight,
         multiplier: f64,
     ) -> Option<SupportingLine> {
         let weighted_tables = self.weighted_tables(spec, context);
         self.count_solves(weighted_tables.len() as u64);
         let tables = weighted_tables.iter().map(|(_, weighted)| &**weighted);
-        SupportingLine::at_multiplier(tables, in_flight as f64, multiplier)
+        SupportingLine::at_multiplier(tables, row_weights(in_flight), multiplier)
     }
 
     /// The multipliers of bytes for one microbatch that a search stored for this stage, with other links or batches.
@@ -108,8 +109,7 @@ impl SegmentSolver<'_> {
             let weighted_tables =
                 weighted_tables.iter().flat_map(|weighted_tables| weighted_tables.iter());
             let weighted_tables = weighted_tables.map(|(_, weighted)| weighted.clone()).collect();
-            // A microbatch in flight multiplies the row of kept activations.
-            let hull = Hull::new(weighted_tables, *in_flight as f64);
+            let hull = Hull::new(weighted_tables, row_weights(*in_flight));
             CachedHull { hull, solutions: VertexSolutions::default() }
         });
         let hull = hull.as_mut()?;
@@ -149,6 +149,11 @@ impl SegmentSolver<'_> {
     }
 }
 
+/// Microbatches in flight multiply the rows of kept activations and of deferred weight gradients.
+fn row_weights(in_flight: InFlight) -> RowWeights {
+    [in_flight.kept, in_flight.deferred].map(|microbatches| microbatches as f64)
+}
+
 #[cfg(test)]
 mod tests {
     use narrows_cost_model::profile;
@@ -159,6 +164,8 @@ mod tests {
     use crate::deadline::Deadline;
     use crate::request::Request;
 
+    const ONE: InFlight = InFlight { kept: 1, deferred: 0 };
+
     #[test]
     fn a_hull_without_all_groupings_is_unproven() {
         let model = presets::find("cola-60m").expect("a preset");
@@ -167,14 +174,14 @@ mod tests {
         let context = contexts(&request)[0];
         let complete = SegmentSolver::new(&request, Deadline::none());
         let spec = SegmentSpec::block(0, complete.boundary_layouts(&context)[0]);
-        assert!(!complete.hull(spec, &context, 1, None).is_empty() && !complete.has_unproven());
+        assert!(!complete.hull(spec, &context, ONE, None).is_empty() && !complete.has_unproven());
 
         let partial = SegmentSolver::new(&request, Deadline::none());
         let grouping = complete.groupings(spec)[0];
         let links = complete.prepare(spec, grouping, &context).priced.links().to_vec();
         let key = (SegmentSpec { shape: 0, ..spec }, grouping);
         partial.alternatives.elimination_orders.forbid(key, links);
-        assert!(!partial.hull(spec, &context, 1, None).is_empty(), "other groupings remain");
+        assert!(!partial.hull(spec, &context, ONE, None).is_empty(), "other groupings remain");
         assert!(partial.has_unproven());
     }
 }

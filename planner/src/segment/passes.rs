@@ -102,7 +102,10 @@ impl LeastPasses<'_> {
 
     /// Least number of microbatches whose activations any chunk of a stage stores at once.
     pub(crate) fn in_flight_min(&self, stage: usize) -> u64 {
-        let of_chunks = || in_flight_in_chunks(self.context, stage).into_iter().min().unwrap_or(0);
+        let of_chunks = || {
+            let chunks = in_flight_in_chunks(self.context, stage).into_iter();
+            chunks.map(|in_flight| in_flight.kept).min().unwrap_or(0)
+        };
         if self.context.chunks == 1 {
             return of_chunks();
         }

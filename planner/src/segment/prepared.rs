@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use narrows_cost_model::{
-    PricedSpace, SegmentTime, StreamPrices, decode_assignment, kept_bytes, pass_time,
+    PricedSpace, SegmentTime, StreamPrices, decode_assignment, deferred_bytes, kept_bytes,
+    pass_time,
 };
 use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
@@ -31,6 +32,8 @@ pub(super) struct PassSolution {
     pub time: SegmentTime,
     /// Bytes kept for each microbatch in flight.
     pub kept: Bytes,
+    /// Bytes for each microbatch whose weight gradients are deferred.
+    pub deferred: Bytes,
 }
 
 impl PreparedSegment {
@@ -44,8 +47,11 @@ impl PreparedSegment {
 
     /// The costs that eliminations in all contexts share.
     pub(super) fn shared_costs(&self) -> Arc<SharedCosts> {
-        let new =
-            || Arc::new(SharedCosts::new(&self.priced.flow_times(), &self.priced.kept_bytes()));
+        let new = || {
+            let later_rows = [self.priced.kept_bytes(), self.priced.deferred_bytes()];
+            let later_rows = later_rows.each_ref().map(|row| &**row);
+            Arc::new(SharedCosts::new(&self.priced.flow_times(), later_rows))
+        };
         self.shared_costs.get_or_init(new).clone()
     }
 
@@ -56,8 +62,9 @@ impl PreparedSegment {
         }
         let space = &self.priced.space;
         let choice = Arc::new(decode_assignment(space, assignment));
-        let (time, kept) = (pass_time(space, &choice, prices), kept_bytes(space, &choice));
-        let solution = Arc::new(PassSolution { choice, time, kept });
+        let time = pass_time(space, &choice, prices);
+        let (kept, deferred) = (kept_bytes(space, &choice), deferred_bytes(space, &choice));
+        let solution = Arc::new(PassSolution { choice, time, kept, deferred });
         lock(&self.solutions).insert(assignment.into(), solution.clone());
         solution
     }

@@ -18,9 +18,9 @@ use rustc_hash::FxHashMap;
 use super::elimination::EliminationOrder;
 use crate::lock::lock;
 
-/// A table prepared for eliminations under many weights, with two rows of bytes that are counted, not limited. Its first nodes have times
-/// and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
-/// the second row only. Choices are numbered by node.
+/// A table prepared for eliminations under many weights, with three rows of bytes that are counted, not limited. Its first nodes have
+/// times and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
+/// the later rows only. Choices are numbered by node.
 #[derive(Debug)]
 pub(crate) struct WeightedTable {
     pub order: Arc<EliminationOrder>,
@@ -38,23 +38,33 @@ pub(crate) struct WeightedTable {
 pub(crate) struct SharedCosts {
     /// Seconds of each choice of the nodes after the first ones.
     times: Vec<f64>,
-    /// Bytes in the second row of each choice of all nodes.
-    second_row: Vec<f64>,
+    /// Bytes in the later rows of each choice of all nodes.
+    later_rows: Vec<[f64; 2]>,
 }
 
 impl SharedCosts {
     /// The costs from times and bytes by node and choice.
-    pub(crate) fn new(times: &[Vec<Seconds>], second_row: &[Vec<Bytes>]) -> SharedCosts {
+    pub(crate) fn new(times: &[Vec<Seconds>], later_rows: [&[Vec<Bytes>]; 2]) -> SharedCosts {
+        let [second, third] =
+            later_rows.map(|row| row.iter().flatten().map(|bytes| bytes.as_f64()));
         SharedCosts {
             times: times.iter().flatten().map(|time| time.0).collect(),
-            second_row: second_row.iter().flatten().map(|bytes| bytes.as_f64()).collect(),
+            later_rows: second.zip(third).map(|(second, third)| [second, third]).collect(),
         }
     }
 }
 
-/// The bits of all that an elimination depends on: the weight of the second row, which is left out where bytes have no multiplier, and
-/// the multipliers of time and of bytes.
-pub(crate) type WeightsKey = [u64; 3];
+/// The bits of all that an elimination depends on: the weights of the later rows, which are left out where bytes have no multiplier,
+/// and the multipliers of time and of bytes.
+pub(crate) type WeightsKey = [u64; 4];
+
+/// Weights of the rows after the first one.
+pub(crate) type RowWeights = [f64; 2];
+
+/// The weighted bytes of the later rows.
+fn weighted(bytes: [f64; 2], weights: RowWeights) -> f64 {
+    weights[0] * bytes[0] + weights[1] * bytes[1]
+}
 
 /// Identity of a vertex in its hull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,51 +108,52 @@ impl WeightedTable {
     }
 
     /// Time and weighted bytes of a choice.
-    fn choice(&self, choice: usize, weight: f64) -> (f64, f64) {
-        let second = weight * self.shared.second_row[choice];
+    fn choice(&self, choice: usize, weights: RowWeights) -> (f64, f64) {
+        let later = weighted(self.shared.later_rows[choice], weights);
         match self.own.get(choice) {
-            Some([time, first]) => (*time, first + second),
-            None => (self.shared.times[choice - self.own.len()] * self.factor, second),
+            Some([time, first]) => (*time, first + later),
+            None => (self.shared.times[choice - self.own.len()] * self.factor, later),
         }
     }
 
-    /// The assignment that minimises `per_second`·time + `per_byte`·bytes, with `weight` on the second row. Known
+    /// The assignment that minimises `per_second`·time + `per_byte`·bytes, with `weights` on the later rows. Known
     /// vertices need no elimination.
-    fn cheapest(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
+    fn cheapest(&self, per_second: f64, per_byte: f64, weights: RowWeights) -> Option<Vertex> {
         // The fastest assignment is the same for all weights.
         let is_fastest = per_byte == 0.0;
-        let key_weight = if is_fastest { 0.0 } else { weight };
-        let key = [key_weight, per_second, per_byte].map(f64::to_bits);
+        let key_weights = if is_fastest { [0.0; 2] } else { weights };
+        let key = [key_weights[0], key_weights[1], per_second, per_byte].map(f64::to_bits);
         let known = lock(&self.known).get(&key).cloned();
         let mut vertex = known.unwrap_or_else(|| {
-            let vertex = self.eliminate(per_second, per_byte, key_weight);
+            let vertex = self.eliminate(per_second, per_byte, key_weights);
             lock(&self.known).insert(key, vertex.clone());
             vertex
         })?;
         if is_fastest {
-            vertex.bytes = self.chosen(&vertex.assignment, weight).map(|(_, bytes)| bytes).sum();
+            vertex.bytes = self.chosen(&vertex.assignment, weights).map(|(_, bytes)| bytes).sum();
         }
         Some(vertex)
     }
 
     /// Time and weighted bytes of the choice of each node.
-    fn chosen(&self, assignment: &[u32], weight: f64) -> impl Iterator<Item = (f64, f64)> {
+    fn chosen(&self, assignment: &[u32], weights: RowWeights) -> impl Iterator<Item = (f64, f64)> {
         assignment.iter().enumerate().map(move |(node, choice)| {
-            self.choice(self.order.first_choice(node) + *choice as usize, weight)
+            self.choice(self.order.first_choice(node) + *choice as usize, weights)
         })
     }
 
-    fn eliminate(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
+    fn eliminate(&self, per_second: f64, per_byte: f64, weights: RowWeights) -> Option<Vertex> {
         thread_local! {
             /// The costs of the last call, whose memory the next one uses again.
             static COSTS: RefCell<Vec<f64>> = RefCell::default();
         }
         let cost = |time: f64, bytes: f64| per_second * time + per_byte * bytes;
-        let (own_second, shared_second) = self.shared.second_row.split_at(self.own.len());
-        let own = self.own.iter().zip(own_second);
-        let own = own.map(|([time, first], second)| cost(*time, first + weight * second));
-        let shared = self.shared.times.iter().zip(shared_second);
-        let shared = shared.map(|(time, second)| cost(time * self.factor, weight * second));
+        let (own_later, shared_later) = self.shared.later_rows.split_at(self.own.len());
+        let own = self.own.iter().zip(own_later);
+        let own = own.map(|([time, first], later)| cost(*time, first + weighted(*later, weights)));
+        let shared = self.shared.times.iter().zip(shared_later);
+        let shared =
+            shared.map(|(time, later)| cost(time * self.factor, weighted(*later, weights)));
         let assignment = COSTS.with_borrow_mut(|costs| {
             costs.clear();
             costs.extend(own);
@@ -151,8 +162,8 @@ impl WeightedTable {
         })?;
         let assignment: Arc<[u32]> = assignment.assignment.into();
         Some(Vertex {
-            time: self.chosen(&assignment, weight).map(|(time, _)| time).sum(),
-            bytes: self.chosen(&assignment, weight).map(|(_, bytes)| bytes).sum(),
+            time: self.chosen(&assignment, weights).map(|(time, _)| time).sum(),
+            bytes: self.chosen(&assignment, weights).map(|(_, bytes)| bytes).sum(),
             table: 0,
             id: VertexId(0),
             assignment,
@@ -172,15 +183,15 @@ pub(crate) struct SupportingLine {
 }
 
 impl SupportingLine {
-    /// The line at a multiplier over the assignments of several tables, with this weight on the second row of each: one
+    /// The line at a multiplier over the assignments of several tables, with these weights on the later rows of each: one
     /// elimination of each table. `None` without any assignment.
     pub(crate) fn at_multiplier<'a>(
         tables: impl Iterator<Item = &'a WeightedTable>,
-        weight: f64,
+        weights: RowWeights,
         multiplier: f64,
     ) -> Option<SupportingLine> {
         let minimum = |table: &WeightedTable| {
-            Some(table.cheapest(1.0, multiplier, weight)?.value(multiplier))
+            Some(table.cheapest(1.0, multiplier, weights)?.value(multiplier))
         };
         let minimum = tables.filter_map(minimum).min_by(f64::total_cmp)?;
         Some(SupportingLine { intercept: minimum * (1.0 - ROUNDING), multiplier, bytes_min: 0.0 })
@@ -197,8 +208,7 @@ const TINY_MULTIPLIER: f64 = 1e-13;
 #[derive(Clone, Debug)]
 pub(crate) struct Hull {
     weighted_tables: Vec<Arc<WeightedTable>>,
-    /// Weight of the second row.
-    weight: f64,
+    weights: RowWeights,
     /// From the fastest to the smallest: times rise, bytes fall.
     vertices: Vec<Vertex>,
     /// For each edge, whether no vertex lies below it.
@@ -209,13 +219,16 @@ pub(crate) struct Hull {
 }
 
 impl Hull {
-    /// The two extreme vertices of the hull, with this weight on the second row of each table. `None` without any
-    /// assignment.
-    pub(crate) fn new(weighted_tables: Vec<Arc<WeightedTable>>, weight: f64) -> Option<Hull> {
+    /// The two extreme vertices of the hull, with these weights on the later rows of each table. `None` without
+    /// any assignment.
+    pub(crate) fn new(
+        weighted_tables: Vec<Arc<WeightedTable>>,
+        weights: RowWeights,
+    ) -> Option<Hull> {
         let minima = vec![vec![]; weighted_tables.len()];
         let (vertices, is_final) = (vec![], vec![]);
         let mut hull =
-            Hull { weighted_tables, weight, vertices, is_final, minima, eliminations: 0 };
+            Hull { weighted_tables, weights, vertices, is_final, minima, eliminations: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
         // The smallest of the fastest assignments, up to the resolution of a tiny multiplier of bytes.
         let fastest =
@@ -317,7 +330,7 @@ impl Hull {
             }
             self.eliminations += 1;
             let Some(vertex) =
-                self.weighted_tables[table].cheapest(per_second, per_byte, self.weight)
+                self.weighted_tables[table].cheapest(per_second, per_byte, self.weights)
             else {
                 continue;
             };

@@ -39,7 +39,9 @@ use fixedbitset::FixedBitSet;
 
 pub(crate) use column_ilp::{ColumnCounts, ColumnGroup, choose_columns};
 pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
-pub(crate) use hull::{Hull, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable};
+pub(crate) use hull::{
+    Hull, RowWeights, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable,
+};
 pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
 pub use outcome::{SolveMethod, TableSolves};
 pub(crate) use table_solver::solve_table;
