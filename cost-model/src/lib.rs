@@ -33,7 +33,7 @@ pub use breakdown::Breakdown;
 pub use exact_step::{ExactStepTime, ExactStepWork};
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use launch_queue::LaunchQueue;
-pub use memory::{InFlight, SegmentBytes, deferred_bytes, kept_bytes};
+pub use memory::{DeferredBytes, InFlight, SegmentBytes, deferred_bytes, kept_bytes};
 pub use overlap::{BucketTime, EarlyBucket, GatherTime, OverlapSlowdown, SplitBucketTime};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};
 pub use priced_space::{

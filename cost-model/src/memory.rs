@@ -18,8 +18,17 @@ pub struct SegmentBytes {
     pub resident: Bytes,
     /// Copies and statistics kept from a forward pass to its backward pass, for one microbatch.
     pub kept: Bytes,
-    /// Least operands of weight gradients that have a pass of their own, for one microbatch between its backward pass and that.
-    pub deferred: Bytes,
+    /// Operands of weight gradients that have a pass of their own.
+    pub deferred: DeferredBytes,
+}
+
+/// Lower bounds on the operands of weight gradients that have a pass of their own, for one microbatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeferredBytes {
+    /// Operands in buffers that are there from the forward to the backward pass as well.
+    pub kept: Bytes,
+    /// Operands in buffers that the backward pass writes.
+    pub written: Bytes,
 }
 
 /// Microbatches whose activations are stored at once.
@@ -27,14 +36,24 @@ pub struct SegmentBytes {
 pub struct InFlight {
     /// Microbatches between their forward and their backward pass.
     pub kept: u64,
-    /// Microbatches between their backward pass and a pass for weight gradients.
+    /// Microbatches between their backward pass and a pass for weight gradients, without the one whose backward pass has just ended.
     pub deferred: u64,
+}
+
+impl InFlight {
+    /// Multiplicities of the bytes kept, of the [operands kept](DeferredBytes::kept), and of [those written](DeferredBytes::written).
+    pub fn weights(self) -> [u64; 3] {
+        [self.kept, self.deferred, self.deferred + u64::from(self.deferred > 0)]
+    }
 }
 
 impl SegmentBytes {
     /// The bytes with these microbatches in flight.
     pub fn total(&self, in_flight: InFlight) -> Bytes {
-        self.resident + self.kept * in_flight.kept + self.deferred * in_flight.deferred
+        let [kept, operands_kept, operands_written] = in_flight.weights();
+        let deferred =
+            self.deferred.kept * operands_kept + self.deferred.written * operands_written;
+        self.resident + self.kept * kept + deferred
     }
 }
 
@@ -76,9 +95,9 @@ pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) ->
 }
 
 /// Lower bound on the operands of weight gradients that read a value and have a pass of their own: the copy that is read, and the
-/// gradients of the outputs of these linears. A copy that is kept as well has one buffer for each microbatch from its forward pass
-/// to the weight gradient, so that nothing counts twice.
-pub(crate) fn flow_deferred_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
+/// gradients of the outputs of these linears. A copy that is kept has one buffer for each microbatch from its forward pass
+/// to the weight gradient, and so has a factor of a gated product, which its gradient may replace.
+pub(crate) fn flow_deferred_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) -> DeferredBytes {
     let SegmentSpace { segment, context, .. } = space;
     let overlapped = overlapped_weight_gradient(segment, id, flow, context);
     let consumers = segment.value(id).consumers.iter().map(|(op, _)| *op);
@@ -86,26 +105,44 @@ pub(crate) fn flow_deferred_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow
         .filter(|op| may_defer_weight_gradient(segment, *op, context) && Some(*op) != overlapped)
         .collect();
     if deferred.is_empty() || segment.boundary_index(id).is_some() {
-        return Bytes(0);
+        return DeferredBytes::default();
     }
     let bytes = |id: ValueId, layout| activation_bytes(segment.value(id).width(), layout, context);
     let read = [Some(flow.primary), flow.second].into_iter().flatten();
     let read = read.map(|copy| bytes(id, copy.forward)).min().unwrap_or_default();
-    let gradients = deferred.into_iter().map(|op| {
-        let of_option = |option: &OpOption| -> Bytes {
-            let outputs = segment.op(op).outputs.iter().zip(&option.choice.outputs);
-            outputs.map(|(output, edge)| bytes(*output, edge.backward)).sum()
-        };
-        space.ops[op.0 as usize].iter().map(of_option).min().unwrap_or_default()
-    });
-    read + gradients.sum()
+    let mut operands = match flow.saves.contains(&Save::Kept) {
+        true => DeferredBytes { kept: read, written: Bytes(0) },
+        false => DeferredBytes { kept: Bytes(0), written: read },
+    };
+    let is_factor = |value: ValueId| {
+        let mut consumers = segment.value(value).consumers.iter();
+        consumers.any(|(op, _)| matches!(segment.op(*op).op, Op::GatedProduct { .. }))
+    };
+    for op in deferred {
+        let options = &space.ops[op.0 as usize];
+        for (port, output) in segment.op(op).outputs.iter().enumerate() {
+            let of_option =
+                |option: &OpOption| bytes(*output, option.choice.outputs[port].backward);
+            let gradient = options.iter().map(of_option).min().unwrap_or_default();
+            match is_factor(*output) {
+                true => operands.kept += gradient,
+                false => operands.written += gradient,
+            }
+        }
+    }
+    operands
 }
 
 /// The operands of weight gradients with a pass of their own that one instance of a segment keeps for each microbatch that waits
 /// for it, under a choice; a lower bound.
-pub fn deferred_bytes(space: &SegmentSpace, choice: &SegmentChoice) -> Bytes {
-    let flow = |id: ValueId| flow_deferred_bytes(space, id, &choice.flows[id.0 as usize]);
-    space.segment.value_ids().map(flow).sum()
+pub fn deferred_bytes(space: &SegmentSpace, choice: &SegmentChoice) -> DeferredBytes {
+    let mut total = DeferredBytes::default();
+    for id in space.segment.value_ids() {
+        let of_flow = flow_deferred_bytes(space, id, &choice.flows[id.0 as usize]);
+        total.kept += of_flow.kept;
+        total.written += of_flow.written;
+    }
+    total
 }
 
 /// Bytes of attention's log-sum-exp of each row, which is kept with its output.

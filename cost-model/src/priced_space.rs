@@ -18,7 +18,7 @@ use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
 use narrows_plan::{Bytes, Context, Layout, Seconds};
 
 use crate::flow_time::{FlowPrices, residual_sum_time};
-use crate::memory::{flow_deferred_bytes, flow_kept_bytes, op_kept_bytes};
+use crate::memory::{DeferredBytes, flow_deferred_bytes, flow_kept_bytes, op_kept_bytes};
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{PassTimesMin, SegmentTime, sum};
 use crate::step_phases::StepPhases;
@@ -30,8 +30,8 @@ use crate::table_links::links;
 pub enum MemoryRows {
     /// No rows: the table has times only.
     None,
-    /// Row 0 counts resident bytes, row 1 the bytes kept for each microbatch in flight, row 2 the bytes of each whose weight
-    /// gradients are deferred.
+    /// Row 0 counts resident bytes, the others bytes of each microbatch: row 1 those kept, and of [`DeferredBytes`] row 2 the
+    /// operands kept and row 3 those written.
     All,
 }
 
@@ -50,8 +50,8 @@ pub struct PricedSpace {
     links: Arc<[TableLink]>,
     /// Bytes of every choice that are kept for each microbatch in flight, once counted.
     kept_bytes: OnceLock<ChoiceBytes>,
-    /// Bytes of every choice for each microbatch whose weight gradients are deferred, once counted.
-    deferred_bytes: OnceLock<ChoiceBytes>,
+    /// Operands of deferred weight gradients of every choice, kept and written, once counted.
+    deferred_bytes: OnceLock<[ChoiceBytes; 2]>,
 }
 
 /// Bytes of the choices of a table, by node.
@@ -157,7 +157,7 @@ impl PricedSpace {
 
     /// Adds the memory rows to a table without any.
     fn add_rows(&self, step_phases: &StepPhases, table: &mut CostTable) {
-        for (name, bytes) in ["resident bytes", "kept bytes", "deferred bytes"]
+        for (name, bytes) in ["resident bytes", "kept bytes", "operands kept", "operands written"]
             .into_iter()
             .zip(self.row_bytes(step_phases))
         {
@@ -171,12 +171,13 @@ impl PricedSpace {
         }
     }
 
-    /// The bytes of the [`table`](PricedSpace::table)'s choices by memory row: resident, kept, deferred.
-    fn row_bytes(&self, step_phases: &StepPhases) -> [ChoiceBytes; 3] {
+    /// The bytes of the [`table`](PricedSpace::table)'s choices by memory row.
+    fn row_bytes(&self, step_phases: &StepPhases) -> [ChoiceBytes; 4] {
         let without = |flows: &Vec<Seconds>| vec![Bytes(0); flows.len()];
         let resident = self.op_resident_bytes(step_phases).into_iter();
         let resident = resident.chain(self.flows.iter().map(without)).collect();
-        [resident, self.kept_bytes(), self.deferred_bytes()]
+        let [operands_kept, operands_written] = self.deferred_bytes();
+        [resident, self.kept_bytes(), operands_kept, operands_written]
     }
 
     /// The resident bytes of the options of each op. Flows have none.
@@ -193,18 +194,18 @@ impl PricedSpace {
         self.kept_bytes.get_or_init(|| kept_bytes_by_choice(&self.space)).clone()
     }
 
-    /// The bytes of the [`table`](PricedSpace::table)'s choices for each microbatch whose weight gradients are deferred.
-    pub fn deferred_bytes(&self) -> ChoiceBytes {
-        let count = || {
-            let segment = &self.space.segment;
+    /// The operands of deferred weight gradients of the [`table`](PricedSpace::table)'s choices, kept and written.
+    pub fn deferred_bytes(&self) -> [ChoiceBytes; 2] {
+        let count = |part: fn(DeferredBytes) -> Bytes| {
             let ops = self.space.ops.iter().map(|options| vec![Bytes(0); options.len()]);
             let of_value = |id: ValueId| {
                 let flows = self.space.flows[id.0 as usize].iter();
-                flows.map(|flow| flow_deferred_bytes(&self.space, id, flow)).collect()
+                flows.map(|flow| part(flow_deferred_bytes(&self.space, id, flow))).collect()
             };
-            ops.chain(segment.value_ids().map(of_value)).collect()
+            ops.chain(self.space.segment.value_ids().map(of_value)).collect()
         };
-        self.deferred_bytes.get_or_init(count).clone()
+        let both = || [count(|operands| operands.kept), count(|operands| operands.written)];
+        self.deferred_bytes.get_or_init(both).clone()
     }
 
     /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node. Without bytes, tables of different

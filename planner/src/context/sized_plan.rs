@@ -71,7 +71,8 @@ mod tests {
                 let counted: Vec<Bytes> =
                     stages.map(|(stage, blocks)| blocks + ends.bytes(&context, stage)).collect();
                 let blocks = partition.stages.iter().flat_map(|stage| &stage.blocks);
-                let has_deferred = blocks.into_iter().any(|block| block.bytes.deferred.0 > 0);
+                let has_deferred =
+                    blocks.into_iter().any(|block| block.bytes.deferred.written.0 > 0);
                 let is_zero_bubble = context.schedule == PipelineSchedule::ZeroBubble;
                 deferred += usize::from(has_deferred && is_zero_bubble);
                 let arenas = solver.size(&context, &ends, partition).arenas;

@@ -110,8 +110,9 @@ impl SegmentSolver<'_> {
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         let rows = MemoryRows::All;
         let with_memory_rows = prepared.priced.table(context, &step_phases, rows);
-        let table =
-            within_one_row(with_memory_rows, &[1, in_flight.kept, in_flight.deferred], limit);
+        let [kept, operands_kept, operands_written] = in_flight.weights();
+        let weights = [1, kept, operands_kept, operands_written];
+        let table = within_one_row(with_memory_rows, &weights, limit);
         let limits = SolveLimits { time: self.deadline().remaining(), gap: 0.0 };
         self.count_solves(1);
         let assignment = self.solve_table(&table, &limits)?.assignment?;

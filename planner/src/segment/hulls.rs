@@ -151,7 +151,7 @@ impl SegmentSolver<'_> {
 
 /// Microbatches in flight multiply the rows of kept activations and of deferred weight gradients.
 fn row_weights(in_flight: InFlight) -> RowWeights {
-    [in_flight.kept, in_flight.deferred].map(|microbatches| microbatches as f64)
+    in_flight.weights().map(|microbatches| microbatches as f64)
 }
 
 #[cfg(test)]

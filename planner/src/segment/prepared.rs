@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use narrows_cost_model::{
-    PricedSpace, SegmentTime, StreamPrices, decode_assignment, deferred_bytes, kept_bytes,
-    pass_time,
+    DeferredBytes, PricedSpace, SegmentTime, StreamPrices, decode_assignment, deferred_bytes,
+    kept_bytes, pass_time,
 };
 use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
@@ -32,8 +32,7 @@ pub(super) struct PassSolution {
     pub time: SegmentTime,
     /// Bytes kept for each microbatch in flight.
     pub kept: Bytes,
-    /// Bytes for each microbatch whose weight gradients are deferred.
-    pub deferred: Bytes,
+    pub deferred: DeferredBytes,
 }
 
 impl PreparedSegment {
@@ -48,7 +47,8 @@ impl PreparedSegment {
     /// The costs that eliminations in all contexts share.
     pub(super) fn shared_costs(&self) -> Arc<SharedCosts> {
         let new = || {
-            let later_rows = [self.priced.kept_bytes(), self.priced.deferred_bytes()];
+            let [operands_kept, operands_written] = self.priced.deferred_bytes();
+            let later_rows = [self.priced.kept_bytes(), operands_kept, operands_written];
             let later_rows = later_rows.each_ref().map(|row| &**row);
             Arc::new(SharedCosts::new(&self.priced.flow_times(), later_rows))
         };

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 use super::elimination::EliminationOrder;
 use crate::lock::lock;
 
-/// A table prepared for eliminations under many weights, with three rows of bytes that are counted, not limited. Its first nodes have
+/// A table prepared for eliminations under many weights, with four rows of bytes that are counted, not limited. Its first nodes have
 /// times and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
 /// the later rows only. Choices are numbered by node.
 #[derive(Debug)]
@@ -39,31 +39,38 @@ pub(crate) struct SharedCosts {
     /// Seconds of each choice of the nodes after the first ones.
     times: Vec<f64>,
     /// Bytes in the later rows of each choice of all nodes.
-    later_rows: Vec<[f64; 2]>,
+    later_rows: Vec<[f64; LATER_ROWS]>,
 }
 
 impl SharedCosts {
     /// The costs from times and bytes by node and choice.
-    pub(crate) fn new(times: &[Vec<Seconds>], later_rows: [&[Vec<Bytes>]; 2]) -> SharedCosts {
-        let [second, third] =
-            later_rows.map(|row| row.iter().flatten().map(|bytes| bytes.as_f64()));
+    pub(crate) fn new(
+        times: &[Vec<Seconds>],
+        later_rows: [&[Vec<Bytes>]; LATER_ROWS],
+    ) -> SharedCosts {
+        let rows = later_rows.map(|row| row.iter().flatten().map(|bytes| bytes.as_f64()).collect());
+        let rows: [Vec<f64>; LATER_ROWS] = rows;
+        let choice = |choice: usize| rows.each_ref().map(|row| row[choice]);
         SharedCosts {
             times: times.iter().flatten().map(|time| time.0).collect(),
-            later_rows: second.zip(third).map(|(second, third)| [second, third]).collect(),
+            later_rows: (0..rows[0].len()).map(choice).collect(),
         }
     }
 }
 
 /// The bits of all that an elimination depends on: the weights of the later rows, which are left out where bytes have no multiplier,
 /// and the multipliers of time and of bytes.
-pub(crate) type WeightsKey = [u64; 4];
+pub(crate) type WeightsKey = [u64; LATER_ROWS + 2];
+
+/// Number of rows after the first one.
+const LATER_ROWS: usize = 3;
 
 /// Weights of the rows after the first one.
-pub(crate) type RowWeights = [f64; 2];
+pub(crate) type RowWeights = [f64; LATER_ROWS];
 
 /// The weighted bytes of the later rows.
-fn weighted(bytes: [f64; 2], weights: RowWeights) -> f64 {
-    weights[0] * bytes[0] + weights[1] * bytes[1]
+fn weighted(bytes: [f64; LATER_ROWS], weights: RowWeights) -> f64 {
+    bytes.into_iter().zip(weights).map(|(bytes, weight)| weight * bytes).sum()
 }
 
 /// Identity of a vertex in its hull.
@@ -121,8 +128,9 @@ impl WeightedTable {
     fn cheapest(&self, per_second: f64, per_byte: f64, weights: RowWeights) -> Option<Vertex> {
         // The fastest assignment is the same for all weights.
         let is_fastest = per_byte == 0.0;
-        let key_weights = if is_fastest { [0.0; 2] } else { weights };
-        let key = [key_weights[0], key_weights[1], per_second, per_byte].map(f64::to_bits);
+        let key_weights = if is_fastest { RowWeights::default() } else { weights };
+        let [kept, operands_kept, operands_written] = key_weights;
+        let key = [kept, operands_kept, operands_written, per_second, per_byte].map(f64::to_bits);
         let known = lock(&self.known).get(&key).cloned();
         let mut vertex = known.unwrap_or_else(|| {
             let vertex = self.eliminate(per_second, per_byte, key_weights);
