@@ -52,9 +52,11 @@ impl DeviceLinks {
                 let rank = members.iter().take_while(|member| **member != device).count();
                 let group = groups
                     .entry((*shape, members[0]))
-                    .or_insert_with(|| Arc::new(SharedMemoryGroup::new(members.len())))
+                    .or_insert_with(|| {
+                        Arc::new(SharedMemoryGroup::new(members.len(), abort.event()))
+                    })
                     .clone();
-                let communicator = SharedMemoryCommunicator { group, rank, abort: abort.clone() };
+                let communicator = SharedMemoryCommunicator { group, rank };
                 links.communicators.insert(*shape, Box::new(communicator));
             }
             for (index, traffic) in traffic.iter().enumerate() {
@@ -62,10 +64,10 @@ impl DeviceLinks {
                 if coordinates.stage != from && coordinates.stage != to {
                     continue;
                 }
-                let new = || Arc::new(StagePipe::new(transfers as usize, elements));
+                let new = || Arc::new(StagePipe::new(transfers as usize, elements, abort.event()));
                 let key = (coordinates.tensor, coordinates.replica, index);
                 let pipe = pipes.entry(key).or_insert_with(new).clone();
-                let end = || SharedMemoryLink { pipe: pipe.clone(), abort: abort.clone() };
+                let end = || SharedMemoryLink { pipe: pipe.clone() };
                 if coordinates.stage == from {
                     links
                         .outgoing

@@ -12,7 +12,7 @@
 //! | `execute/` | the instructions, as calls of [`kernels`] |
 //! | `cached_model/` | generation: the forward pass of one sequence with a cache of keys and values |
 //! | `arena` | memory of a device, and why two threads may access it |
-//! | `shared_memory_group`, `stage_pipe`, `barrier`, `abort` | collectives, transfers and waiting within a process |
+//! | `shared_memory_group`, `stage_pipe`, `barrier`, `event_count`, `abort` | collectives, transfers and waiting within a process |
 //! | `memory`, `stage_traffic` | memory that a session needs |
 
 mod abort;
@@ -25,6 +25,7 @@ mod device_clock;
 mod device_links;
 mod device_threads;
 mod engine;
+mod event_count;
 mod execute;
 pub mod kernels;
 mod memory;

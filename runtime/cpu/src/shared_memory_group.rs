@@ -12,7 +12,7 @@ use narrows_runtime::process_group::{
     ClusterError, CollectiveOperands, CollectiveVolume, Communicator,
 };
 
-use crate::abort::AbortFlag;
+use crate::abort::Event;
 use crate::barrier::Barrier;
 
 /// Addresses of the operands of a member.
@@ -54,7 +54,6 @@ pub(crate) struct SharedMemoryGroup {
 pub(crate) struct SharedMemoryCommunicator {
     pub group: Arc<SharedMemoryGroup>,
     pub rank: usize,
-    pub abort: Arc<AbortFlag>,
 }
 
 impl Communicator for SharedMemoryCommunicator {
@@ -71,7 +70,7 @@ impl Communicator for SharedMemoryCommunicator {
         let operands = PublishedOperands::new(operands);
         let (group, rank) = (&*self.group, self.rank);
         *group.operands[rank].lock().unwrap_or_else(PoisonError::into_inner) = operands;
-        group.barrier.wait(&self.abort)?;
+        group.barrier.wait()?;
         let size = group.size();
         let len = operands.len;
         assert!((0..size).all(|member| group.operands(member).len == len), "operand sizes differ");
@@ -85,7 +84,7 @@ impl Communicator for SharedMemoryCommunicator {
                 CollectiveFunction::AllReduce(reduction) => {
                     let target = operands.target.add(shard(rank).start);
                     let read = group.reduce(shard(rank), target, reduction);
-                    group.barrier.wait(&self.abort)?;
+                    group.barrier.wait()?;
                     let source = |member| {
                         group.operands(member).target.add(shard(member).start).cast_const()
                     };
@@ -122,7 +121,7 @@ impl Communicator for SharedMemoryCommunicator {
                 }
             }
         };
-        group.barrier.wait(&self.abort)?;
+        group.barrier.wait()?;
         Ok(volume)
     }
 
@@ -131,24 +130,24 @@ impl Communicator for SharedMemoryCommunicator {
         let (group, rank) = (&*self.group, self.rank);
         let operands = PublishedOperands::new(CollectiveOperands::OutOfPlace { source, target });
         *group.operands[rank].lock().unwrap_or_else(PoisonError::into_inner) = operands;
-        group.barrier.wait(&self.abort)?;
+        group.barrier.wait()?;
         let previous = group.operands((rank + group.size() - 1) % group.size());
         assert_eq!(previous.len, operands.len, "operand sizes differ");
         // SAFETY: all members published operands of the same length. Before the next barrier, members read sources and
         // write their own targets only, which no member reads.
         unsafe { std::ptr::copy(previous.source, operands.target, operands.len) };
-        group.barrier.wait(&self.abort)?;
+        group.barrier.wait()?;
         Ok(())
     }
 }
 
 impl SharedMemoryGroup {
-    /// A group of `size` members.
-    pub fn new(size: usize) -> SharedMemoryGroup {
+    /// A group of `size` members, which wait for each other with the event.
+    pub fn new(size: usize, passed: Event) -> SharedMemoryGroup {
         let none =
             PublishedOperands { source: std::ptr::null(), target: std::ptr::null_mut(), len: 0 };
         let operands = (0..size).map(|_| Mutex::new(none)).collect();
-        SharedMemoryGroup { barrier: Barrier::new(size), operands }
+        SharedMemoryGroup { barrier: Barrier::new(size, passed), operands }
     }
 
     fn size(&self) -> usize {
@@ -225,12 +224,17 @@ impl SharedMemoryGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abort::AbortFlag;
 
     const SUM: CollectiveFunction = CollectiveFunction::AllReduce(Reduction::Sum);
     const MAXIMUM: CollectiveFunction = CollectiveFunction::AllReduce(Reduction::Maximum);
     const REDUCE_SCATTER: CollectiveFunction = CollectiveFunction::ReduceScatter;
     const ALL_GATHER: CollectiveFunction = CollectiveFunction::AllGather;
     const ALL_TO_ALL: CollectiveFunction = CollectiveFunction::AllToAll;
+
+    fn group(size: usize) -> Arc<SharedMemoryGroup> {
+        Arc::new(SharedMemoryGroup::new(size, Arc::<AbortFlag>::default().event()))
+    }
 
     /// Target and volume of every member; `len` is the length of an out-of-place target.
     fn run_with_volumes(
@@ -239,15 +243,13 @@ mod tests {
         function: CollectiveFunction,
         in_place: bool,
     ) -> Vec<(Vec<f32>, CollectiveVolume)> {
-        let group = Arc::new(SharedMemoryGroup::new(inputs.len()));
-        let abort = Arc::new(AbortFlag::default());
+        let group = group(inputs.len());
         std::thread::scope(|scope| {
             let threads: Vec<_> = inputs
                 .iter()
                 .enumerate()
                 .map(|(rank, input)| {
-                    let (group, abort) = (group.clone(), abort.clone());
-                    let communicator = SharedMemoryCommunicator { group, rank, abort };
+                    let communicator = SharedMemoryCommunicator { group: group.clone(), rank };
                     scope.spawn(move || {
                         let mut target = if in_place { input.clone() } else { vec![0.0; len] };
                         let mut volume = CollectiveVolume::default();
@@ -304,12 +306,10 @@ mod tests {
     #[test]
     fn shifts_move_operands_to_the_next_member() {
         for size in [1, 2, 3] {
-            let group = Arc::new(SharedMemoryGroup::new(size));
-            let abort = Arc::new(AbortFlag::default());
+            let group = group(size);
             std::thread::scope(|scope| {
                 for rank in 0..size {
-                    let (group, abort) = (group.clone(), abort.clone());
-                    let communicator = SharedMemoryCommunicator { group, rank, abort };
+                    let communicator = SharedMemoryCommunicator { group: group.clone(), rank };
                     scope.spawn(move || {
                         let (mut part, mut arriving) = ([rank as f32; 3], [f32::NAN; 3]);
                         for step in 1..=2 * size {

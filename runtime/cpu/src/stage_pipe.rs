@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use narrows_runtime::process_group::{ClusterError, PeerLink};
 
-use crate::abort::AbortFlag;
+use crate::abort::Event;
 
 /// A queue of transfers in one direction.
 pub(crate) struct StagePipe {
     queue: Mutex<TransferQueue>,
+    /// A further pending transfer.
+    sent: Event,
 }
 
 struct TransferQueue {
@@ -24,11 +26,11 @@ struct TransferQueue {
 
 impl StagePipe {
     /// A pipe with buffers for `transfers` transfers of `elements` elements each.
-    pub fn new(transfers: usize, elements: usize) -> StagePipe {
+    pub fn new(transfers: usize, elements: usize, sent: Event) -> StagePipe {
         let free = (0..transfers).map(|_| Vec::with_capacity(elements)).collect();
         let pending = VecDeque::with_capacity(transfers);
         let capacity = transfers * elements;
-        StagePipe { queue: Mutex::new(TransferQueue { pending, free, capacity }) }
+        StagePipe { queue: Mutex::new(TransferQueue { pending, free, capacity }), sent }
     }
 
     /// Bytes of all buffers.
@@ -49,15 +51,13 @@ impl StagePipe {
         let mut queue = self.lock();
         queue.capacity += buffer.capacity() - capacity;
         queue.pending.push_back(buffer);
+        drop(queue);
+        self.sent.notify();
     }
 
     /// Waits for the next transfer and passes its elements to `on_receive`.
-    fn receive(
-        &self,
-        abort: &AbortFlag,
-        on_receive: impl FnOnce(&[f32]),
-    ) -> Result<(), ClusterError> {
-        let buffer = abort.wait_for(|| self.lock().pending.pop_front())?;
+    fn receive(&self, on_receive: impl FnOnce(&[f32])) -> Result<(), ClusterError> {
+        let buffer = self.sent.wait_for(|| self.lock().pending.pop_front())?;
         on_receive(&buffer);
         self.lock().free.push(buffer);
         Ok(())
@@ -67,7 +67,6 @@ impl StagePipe {
 /// One end of a pipe between two stages of the same process.
 pub(crate) struct SharedMemoryLink {
     pub pipe: Arc<StagePipe>,
-    pub abort: Arc<AbortFlag>,
 }
 
 impl PeerLink for SharedMemoryLink {
@@ -77,6 +76,6 @@ impl PeerLink for SharedMemoryLink {
     }
 
     fn receive(&self, on_receive: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
-        self.pipe.receive(&self.abort, on_receive)
+        self.pipe.receive(on_receive)
     }
 }
