@@ -30,6 +30,7 @@ mod gpu;
 mod host;
 mod input;
 mod library_panic;
+mod locked_file;
 mod metrics_file;
 mod nanotron_model;
 mod op_decisions;

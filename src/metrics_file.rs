@@ -1,15 +1,16 @@
 //! Metrics files: one JSON object per line, appended after every step.
 
 use std::ffi::OsStr;
-use std::fs::{self, TryLockError};
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use narrows_plan::json;
 use serde::Deserialize;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input::TextDocument;
+use crate::locked_file::{open_locked, set_aside};
 use crate::output::{is_stdout, warn, write_failure};
 
 /// A metrics file that is flushed after every line, and locked until it is dropped.
@@ -107,35 +108,35 @@ impl MetricsFile {
 
     /// Begins a file. `warning` gets the name of an existing file with lines, and the name that it has from now on.
     fn begin(output: &OsStr, warning: impl Fn(&str, &str) -> String) -> CommandResult<MetricsFile> {
-        let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
-        if is_stdout(output) || !regular {
-            return MetricsFile::open_empty(output);
+        if let Some(other) = MetricsFile::open_other(output)? {
+            return Ok(other);
         }
         let name = output.to_string_lossy().into_owned();
-        let file = open_locked(&name, output, fs::OpenOptions::new().read(true).append(true))?;
-        let has_lines = lines_until(&name, &file, u64::MAX)?.bytes > 0;
-        drop(file);
-        if has_lines {
-            let kept =
-                set_aside(Path::new(output)).map_err(|error| write_failure(&name, &error))?;
-            warn(&warning(&name, &kept.display().to_string()));
+        let mut options = fs::OpenOptions::new();
+        let file = open_locked(&name, output, options.read(true).append(true).create(true))?;
+        if lines_until(&name, &file, u64::MAX)?.bytes == 0 {
+            file.set_len(0).map_err(|error| write_failure(&name, &error))?;
+            return Ok(MetricsFile { name, file: Box::new(file) });
         }
-        MetricsFile::open_empty(output)
+        let kept = set_aside(Path::new(output)).map_err(|error| write_failure(&name, &error))?;
+        warn(&warning(&name, &kept.display().to_string()));
+        // The lock is held until the new file has one: another run would rename the new file in place of this one.
+        let begun = MetricsFile::begin(output, warning);
+        drop(file);
+        begun
     }
 
-    /// Opens standard output, a pipe or a file without complete lines, which is truncated.
-    fn open_empty(output: &OsStr) -> CommandResult<MetricsFile> {
+    /// Opens standard output, a pipe or a device; `None` for a regular file and where there is none.
+    fn open_other(output: &OsStr) -> CommandResult<Option<MetricsFile>> {
         let name = output.to_string_lossy().into_owned();
         if is_stdout(output) {
-            return Ok(MetricsFile { name, file: Box::new(io::stdout()) });
+            return Ok(Some(MetricsFile { name, file: Box::new(io::stdout()) }));
         }
-        let mut options = fs::OpenOptions::new();
-        let file = open_locked(&name, output, options.append(true).create(true))?;
-        // Pipes and devices have no length.
-        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            file.set_len(0).map_err(|error| write_failure(&name, &error))?;
+        if fs::metadata(output).map_or(true, |metadata| metadata.is_file()) {
+            return Ok(None);
         }
-        Ok(MetricsFile { name, file: Box::new(file) })
+        let file = open_locked(&name, output, fs::OpenOptions::new().append(true))?;
+        Ok(Some(MetricsFile { name, file: Box::new(file) }))
     }
 
     /// Continues a file after the line of `step`. Lines of later steps and an incomplete line are removed, since the
@@ -144,13 +145,12 @@ impl MetricsFile {
     /// # Errors
     /// A line that is not a metrics record, or a file into which another run writes; the file is then left unchanged.
     pub fn resume(output: &OsStr, step: u64) -> CommandResult<MetricsFile> {
-        let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
-        if is_stdout(output) || !regular {
-            return MetricsFile::open_empty(output);
+        if let Some(other) = MetricsFile::open_other(output)? {
+            return Ok(other);
         }
         let name = output.to_string_lossy().into_owned();
         let mut options = fs::OpenOptions::new();
-        let file = open_locked(&name, output, options.read(true).append(true))?;
+        let file = open_locked(&name, output, options.read(true).append(true).create(true))?;
         let lines = lines_until(&name, &file, step)?;
         if let Some(last) = lines.last_step.filter(|last| *last < step) {
             warn(&format!(
@@ -178,33 +178,6 @@ impl MetricsFile {
             }
             _ => Ok(()),
         }
-    }
-}
-
-/// Renames a metrics file to a name that no file has, and returns it.
-fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    let name = path.file_name().unwrap_or_default().display();
-    let kept = (1u64..)
-        .map(|number| path.with_file_name(format!("{name}.old-{number}")))
-        .find(|kept| fs::symlink_metadata(kept).is_err());
-    let kept = kept.unwrap_or_else(|| path.to_path_buf());
-    fs::rename(path, &kept)?;
-    Ok(kept)
-}
-
-/// Opens a file of which this process is the only writer until it is closed: lines of two runs would be mixed, or
-/// overwrite each other. On file systems without locks no run is refused.
-fn open_locked(name: &str, output: &OsStr, options: &fs::OpenOptions) -> CommandResult<fs::File> {
-    let file = options.open(output).map_err(|error| write_failure(name, &error))?;
-    // Several programs may write to a pipe or a device.
-    let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) if is_regular => {
-            let message = "is written by another run that has not ended";
-            let hint = "another --metrics file, or the same one after that run has ended";
-            Err(Failure::input(Problem::new(name, message).hint(hint)))
-        }
-        _ => Ok(file),
     }
 }
 
@@ -247,6 +220,8 @@ fn is_truncated_record(line: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use narrows_test_support::damage::damaged;
 
     use super::*;
@@ -295,6 +270,54 @@ mod tests {
             assert!(begin(path.as_os_str()).is_err(), "a file of another kind");
             assert_eq!(fs::read_to_string(&path).unwrap(), "Call me Ishmael.\n");
         }
+    }
+
+    #[test]
+    fn runs_that_begin_at_once_lose_and_share_no_file() {
+        const RUNS: u64 = 4;
+        for round in 0..50 {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("m.jsonl");
+            let line = |step: u64| format!("{{\"step\":{step}}}\n");
+            fs::write(&path, line(0)).unwrap();
+            let start = Barrier::new(RUNS as usize);
+            let begin = |run: u64| {
+                start.wait();
+                let mut lines = MetricsFile::create(path.as_os_str()).ok()?;
+                lines.write(&serde_json::json!({ "step": run })).unwrap();
+                assert_eq!(fs::read_to_string(&path).unwrap(), line(run), "round {round}");
+                Some(line(run))
+            };
+            let begin = &begin;
+            let mut expected = std::thread::scope(|scope| {
+                let runs: Vec<_> = (1..=RUNS).map(|run| scope.spawn(move || begin(run))).collect();
+                runs.into_iter().filter_map(|run| run.join().unwrap()).collect::<Vec<_>>()
+            });
+            assert!(!expected.is_empty(), "all refused in round {round}");
+            expected.push(line(0));
+            let files = fs::read_dir(folder.path()).unwrap();
+            let mut texts: Vec<String> =
+                files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+            expected.sort();
+            texts.sort();
+            assert_eq!(texts, expected, "round {round}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_leads_to_the_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("disk")).unwrap();
+        fs::write(at("disk/target.jsonl"), "{\"step\":1}\n").unwrap();
+        std::os::unix::fs::symlink("disk/target.jsonl", at("m.jsonl")).unwrap();
+        let mut lines = MetricsFile::create(at("m.jsonl").as_os_str()).unwrap();
+        lines.write(&serde_json::json!({ "step": 2 })).unwrap();
+        assert_eq!(fs::read_link(at("m.jsonl")).unwrap(), Path::new("disk/target.jsonl"));
+        let texts = ["disk/target.jsonl", "disk/target.jsonl.old-1"]
+            .map(|name| fs::read_to_string(at(name)).unwrap());
+        assert_eq!(texts, ["{\"step\":2}\n", "{\"step\":1}\n"]);
     }
 
     #[test]
