@@ -7,12 +7,15 @@ pub fn diagnosis(request: &Request, report: &SearchReport, cache: &SearchCache) 
     if report.status != SearchStatus::TimeLimit {
         return diagnose(request, report, cache);
     }
+    let fewer = "fewer candidates: fix --tensor or --pipeline";
+    if report.is_interrupted {
+        return Diagnosis { hints: vec![fewer.into()], ..Diagnosis::default() };
+    }
     let limit = request.time_limit.unwrap_or_default().as_secs_f64();
-    let hint = "a longer --time-limit, or fewer candidates: fix --tensor or --pipeline";
     Diagnosis {
         causes: vec![format!("because the search was to end after {limit} s")],
         conclusion: Some("no plan was found in time"),
         caveat: None,
-        hints: vec![hint.into()],
+        hints: vec![format!("a longer --time-limit, or {fewer}")],
     }
 }

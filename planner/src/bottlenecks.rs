@@ -119,7 +119,8 @@ impl Serialize for Bottleneck {
     }
 }
 
-/// The resources on which a step spends its time, and whether the memory limit changes the plan.
+/// The resources on which a step spends its time, and whether the memory limit changes the plan, unless `stop` is set before
+/// that is known.
 pub(crate) fn bottlenecks(
     request: &Request,
     best: &FeasiblePlan,
@@ -143,7 +144,7 @@ pub(crate) fn bottlenecks(
         .filter(|(_, time)| *time > 0.05 * step)
         .map(|&(resource, time)| Bottleneck::Resource { resource, percent: 100.0 * time / step })
         .collect();
-    bottlenecks.push(Bottleneck::Memory(memory_binding(request, best, cache, stop)));
+    bottlenecks.extend(memory_binding(request, best, cache, stop).map(Bottleneck::Memory));
     if !prediction.assumed.is_empty() {
         bottlenecks.push(Bottleneck::Assumed(prediction.assumed.clone()));
     }
@@ -155,13 +156,15 @@ fn memory_binding(
     best: &FeasiblePlan,
     cache: &SearchCache,
     stop: &Arc<AtomicBool>,
-) -> MemoryBinding {
+) -> Option<MemoryBinding> {
     let limit = request.arena_limit();
     let peak = best.peak_arena();
     match request.memory_limit {
-        MemoryLimit::None => return MemoryBinding::Unlimited { peak },
+        MemoryLimit::None => return Some(MemoryBinding::Unlimited { peak }),
         // The plan with the least memory is the same without a limit.
-        _ if request.objective == Objective::Memory => return MemoryBinding::Slack { peak, limit },
+        _ if request.objective == Objective::Memory => {
+            return Some(MemoryBinding::Slack { peak, limit });
+        }
         MemoryLimit::Auto | MemoryLimit::Bytes(_) => {}
     }
     // Plans on as many devices are compared by their step time.
@@ -170,14 +173,17 @@ fn memory_binding(
         ..request.on_devices(best.decisions.context.mesh.devices())
     };
     let free = search_until_stopped(&free, cache, stop);
-    match free.best.filter(|free| free.average_time().0 < best.average_time().0 * (1.0 - 1e-9)) {
-        Some(free) => MemoryBinding::Binding {
+    let is_faster =
+        |free: &FeasiblePlan| free.average_time().0 < best.average_time().0 * (1.0 - 1e-9);
+    match free.best.filter(is_faster) {
+        Some(free) => Some(MemoryBinding::Binding {
             peak,
             limit,
             unlimited_step_time: free.average_time()
                 * request.profile.launch_costs(request.executor).step_factor,
             unlimited_peak: free.peak_arena(),
-        },
-        None => MemoryBinding::Slack { peak, limit },
+        }),
+        None if free.report.is_interrupted => None,
+        None => Some(MemoryBinding::Slack { peak, limit }),
     }
 }

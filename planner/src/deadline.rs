@@ -56,7 +56,8 @@ impl Deadline {
         self.limit.is_some()
     }
 
-    fn is_stopped(&self) -> bool {
+    /// Whether the flag that ends the search is set.
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 

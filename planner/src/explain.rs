@@ -33,7 +33,9 @@ pub struct Explanation {
     /// The bottlenecks of the plan, serialized as sentences.
     #[serde(rename = "binds")]
     pub bottlenecks: Vec<Bottleneck>,
-    /// Reasons why no plan was found, and changes to try; empty when one was.
+    /// Whether all alternatives were planned and the bottlenecks are known.
+    pub is_complete: bool,
+    /// Reasons why no plan was found, and changes to try; empty when one was, and after an interruption.
     #[serde(flatten)]
     pub diagnosis: Diagnosis,
 }
@@ -117,7 +119,7 @@ fn outcome_sentence<S: Serializer>(
 const MESHES_MAX: usize = 12;
 
 /// Explains the result of a search, with the cache that it used. Ends soon after `stop` is set, without the alternatives that
-/// are left.
+/// are left or unproven.
 pub fn explain(
     request: &Request,
     searched: &SearchResult,
@@ -135,7 +137,11 @@ pub fn explain(
             meshes,
             meshes_not_listed,
             bottlenecks: vec![],
-            diagnosis: diagnose(request, &searched.report, cache),
+            is_complete: !stop.load(Ordering::Relaxed),
+            diagnosis: match searched.report.is_interrupted {
+                true => Diagnosis::default(),
+                false => diagnose(request, &searched.report, cache),
+            },
         };
     };
     let chosen = alternative("chosen plan", request, best, None);
@@ -143,7 +149,7 @@ pub fn explain(
     let alternatives = alternative_requests(request, best)
         .into_iter()
         .take_while(|_| !stop.load(Ordering::Relaxed))
-        .map(|(name, other)| plan_alternative(name, &other, time, cache, stop))
+        .map_while(|(name, other)| plan_alternative(name, &other, time, cache, stop))
         .collect();
     let prediction = chosen.prediction.as_ref();
     let bottlenecks =
@@ -154,19 +160,24 @@ pub fn explain(
         meshes,
         meshes_not_listed,
         bottlenecks,
+        is_complete: !stop.load(Ordering::Relaxed),
         diagnosis: Diagnosis::default(),
     }
 }
 
+/// Plans an alternative; `None` if `stop` is set before its plan is proven.
 fn plan_alternative(
     name: String,
     other: &Request,
     time: Seconds,
     cache: &SearchCache,
     stop: &Arc<AtomicBool>,
-) -> Alternative {
+) -> Option<Alternative> {
     let searched = search_until_stopped(other, cache, stop);
-    match &searched.best {
+    if searched.report.is_interrupted {
+        return None;
+    }
+    let alternative = match &searched.best {
         Some(plan) => Alternative {
             status: Some(searched.report.status.name()),
             gap: Some(searched.report.gap),
@@ -181,7 +192,8 @@ fn plan_alternative(
             ratio: None,
             rejection_reason: Some(diagnose(other, &searched.report, cache).clauses().join("; ")),
         },
-    }
+    };
+    Some(alternative)
 }
 
 fn alternative(

@@ -77,7 +77,7 @@ pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 pub use request::{
     GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
 };
-pub use search::{search, search_until_stopped, search_with_cache};
+pub use search::{search, search_until_interrupted, search_until_stopped, search_with_cache};
 pub use search_cache::SearchCache;
 pub use search_key::{SearchKey, equal_searches};
 pub use search_result::SearchResult;

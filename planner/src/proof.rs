@@ -48,6 +48,7 @@ impl ProofState {
         SearchReport {
             objective,
             status,
+            is_interrupted: false,
             gap: if gap <= ROUNDING { 0.0 } else { gap },
             bound: objective.step_time_bound(bound),
             objective_bound: bound,

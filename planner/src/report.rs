@@ -16,6 +16,8 @@ pub struct SearchReport {
     pub objective: Objective,
     /// The reason why the search ended.
     pub status: SearchStatus,
+    /// Whether the search was stopped from outside; its status is then [`SearchStatus::TimeLimit`].
+    pub is_interrupted: bool,
     /// Relative difference between the plan's value of the objective and the bound: `(value − bound) / value`.
     pub gap: f64,
     /// Lower bound on the step time: no plan is faster. Zero with another objective, which proves nothing about it.
@@ -48,7 +50,7 @@ pub enum SearchStatus {
     Optimal,
     /// The bound and the plan's value of the objective differ; or no plan was found although one may exist.
     GapLimit,
-    /// The time limit passed first.
+    /// The time limit passed first, or the search was stopped.
     TimeLimit,
     /// No plan exists, by proof.
     Infeasible,

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
 use crate::least_memory::search_least_memory;
 use crate::least_time::search_least_time;
 use crate::objective::Objective;
+use crate::report::SearchStatus;
 use crate::request::Request;
 use crate::search_cache::SearchCache;
 use crate::search_key::SearchKey;
@@ -32,7 +33,33 @@ pub fn search_until_stopped(
     stop: &Arc<AtomicBool>,
 ) -> SearchResult {
     let deadline = Deadline::after(request.time_limit).or_stopped(Arc::clone(stop));
-    search_until(request, &deadline, cache)
+    let mut result = search_until(request, &deadline, cache);
+    let is_proven = result.report.status != SearchStatus::TimeLimit;
+    result.report.is_interrupted = !is_proven && deadline.is_stopped();
+    result
+}
+
+/// Time that a search has for a first plan once it is stopped without one.
+const FIRST_PLAN_TIME: Duration = Duration::from_secs(1);
+
+/// As [`search_until_stopped`], for a caller that needs a plan: bounds, which come first, take most of a search without a time
+/// limit. One that is stopped before its first plan is followed by a search with a time limit of a second, which has the tables
+/// of the first in the cache.
+pub fn search_until_interrupted(
+    request: &Request,
+    cache: &SearchCache,
+    stop: &Arc<AtomicBool>,
+) -> SearchResult {
+    let begin = Instant::now();
+    let stopped = search_until_stopped(request, cache, stop);
+    if stopped.best.is_some() || !stopped.report.is_interrupted {
+        return stopped;
+    }
+    let limited = Request { time_limit: Some(FIRST_PLAN_TIME), ..request.clone() };
+    let mut result = search_with_cache(&limited, cache);
+    result.report.is_interrupted = result.report.status == SearchStatus::TimeLimit;
+    result.report.wall_time = begin.elapsed();
+    result
 }
 
 /// Searches the whole space of a request until a deadline, unless the cache has its result; the request's own time limit
@@ -70,7 +97,7 @@ mod tests {
     use narrows_plan::{Bytes, PipelineSchedule, Zero};
 
     use super::*;
-    use crate::report::{ContextOutcome, ContextReport, SearchStatus};
+    use crate::report::{ContextOutcome, ContextReport, SearchReport};
     use crate::request::{GroupingRule, MemoryLimit};
 
     /// A memory limit so tight that even partitions do not fit and budgets are corrected often.
@@ -170,11 +197,27 @@ mod tests {
         let cache = SearchCache::default();
         let stopped = search_until_stopped(&request, &cache, &Arc::new(AtomicBool::new(true)));
         assert_eq!(stopped.report.status, SearchStatus::TimeLimit);
+        assert!(stopped.report.is_interrupted);
         for checks in [1, 8, 64, 512] {
             search_until(&request, &Deadline::after_checks(checks), &cache);
             let later = search_until_stopped(&request, &cache, &Arc::default());
             assert_eq!(outcome(&later), outcome(&whole), "after {checks} checks");
+            assert!(!later.report.is_interrupted);
         }
+    }
+
+    /// A search that is stopped while it has bounds alone has no plan, and one that is interrupted then has one.
+    #[test]
+    fn an_interrupted_search_finds_a_first_plan() {
+        let (model, profile) = (presets::find("llama-7b"), profile::preset("a100-80gb"));
+        let request = Request::new(model.unwrap(), profile.unwrap(), 16, 16, 4096);
+        let stop = Arc::new(AtomicBool::new(true));
+        let stopped = search_until_stopped(&request, &SearchCache::default(), &stop);
+        assert!(stopped.best.is_none() && stopped.report.is_interrupted);
+        let interrupted = search_until_interrupted(&request, &SearchCache::default(), &stop);
+        assert!(interrupted.best.is_some());
+        let SearchReport { status, is_interrupted, .. } = interrupted.report;
+        assert_eq!(is_interrupted, status == SearchStatus::TimeLimit);
     }
 
     /// The shortest time limit yields a plan where blocks divide evenly.

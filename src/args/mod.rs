@@ -113,6 +113,8 @@ pub struct CommandLine {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Find the fastest plan
+    ///
+    /// The first Ctrl-C ends the search as --time-limit does, with the best plan so far; a second one ends the program.
     Plan(PlanArgs),
     /// Predict the step time and the memory of a plan
     ///
@@ -124,7 +126,8 @@ pub enum Command {
     /// Explain why a plan is the fastest, what limits it, and how the baselines compare
     ///
     /// With PLAN, the search runs for the model, hardware and batch of the plan, and PLAN is compared
-    /// with the plan that it finds.
+    /// with the plan that it finds. The first Ctrl-C ends the search, with the best plan so far, or leaves out alternatives
+    /// that are not planned yet; a second one ends the program.
     Explain(ExplainArgs),
     /// Compare plans of one model: decisions, step time, memory and communication
     ///

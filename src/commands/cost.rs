@@ -6,7 +6,7 @@ use narrows_planner::{Prediction, SearchCache, predict_program};
 
 use super::framework;
 use super::plan::{report_plan, report_search};
-use super::search::{search, warn_of_measurement};
+use super::search::{search_until_signal, warn_of_measurement};
 use crate::args::{CostArgs, CostSettings, PlanFile, PlanSelection};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
@@ -23,7 +23,7 @@ pub fn run(args: &CostArgs) -> CommandResult<()> {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {
             let cache = SearchCache::default();
-            let result = search(&request, &cache, settings.output.format);
+            let result = search_until_signal(&request, &cache, settings.output.format);
             return report_search(&request, result, &cache, &settings);
         }
     };

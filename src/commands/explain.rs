@@ -3,9 +3,8 @@
 use narrows_planner::{SearchCache, explain};
 
 use super::cost::price;
-use super::search::search;
+use super::search::{search_until, until_signal};
 use crate::args::{ExplainArgs, ExplainSettings, OutputFormat};
-use crate::captured_output::stop_flag;
 use crate::errors::CommandResult;
 use crate::output;
 use crate::progress::with_spinner;
@@ -22,15 +21,17 @@ pub fn run(args: &ExplainArgs) -> CommandResult<()> {
         }
     };
     let cache = SearchCache::default();
-    let result = search(&request, &cache, output.format);
-    if let (Some(file), Some(best)) = (&output.plan_file, &result.best) {
-        output::write_plan(file, &best.plan)?;
-    }
-    let visible = output.format == OutputFormat::Text;
-    let stop = stop_flag().unwrap_or_default();
-    let explanation = with_spinner("pricing the alternatives", visible, || {
-        explain(&request, &result, &cache, &stop)
-    });
+    let (result, explanation) = until_signal(|stop| -> CommandResult<_> {
+        let result = search_until(&request, &cache, output.format, stop);
+        if let (Some(file), Some(best)) = (&output.plan_file, &result.best) {
+            output::write_plan(file, &best.plan)?;
+        }
+        let visible = output.format == OutputFormat::Text;
+        let explanation = with_spinner("pricing the alternatives", visible, || {
+            explain(&request, &result, &cache, stop)
+        });
+        Ok((result, explanation))
+    })?;
     let explained = match &result.best {
         Some(best) => request.beside(best),
         None => request.clone(),

@@ -7,7 +7,7 @@ use narrows_plan::{CheckedProgram, ContextAttention, Kernel, Plan};
 use narrows_planner::{Objective, Request, SearchCache, SearchResult};
 
 use super::ineffective::warn_of_ineffective_flags;
-use super::search::search;
+use super::search::search_until_signal;
 use crate::args::{OutputFormat, PlanArgs, PlanReportSettings, PlanSettings};
 use crate::errors::CommandResult;
 use crate::output;
@@ -21,7 +21,7 @@ use crate::step_cost::StepCost;
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
     let PlanSettings { request, report } = args.resolve()?;
     let cache = SearchCache::default();
-    let result = search(&request, &cache, report.output.format);
+    let result = search_until_signal(&request, &cache, report.output.format);
     report_search(&request, result, &cache, &report)
 }
 

@@ -137,6 +137,9 @@ impl ExplainReport<'_> {
                 page.paragraph(&format!("{}: {reason}", alternative.name));
             }
         }
+        if !self.explanation.is_complete {
+            page.line("Interrupted: other alternatives were not planned.");
+        }
         if detail == Detail::Full {
             breakdowns(page, &plans);
         }

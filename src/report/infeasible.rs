@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::search::SearchSummary;
 use crate::diagnosis::diagnosis;
-use crate::errors::{Failure, Problem};
+use crate::errors::{ExitStatus, Failure, Problem};
 use crate::text::plural;
 
 /// Output of `plan` and `cost` without a plan.
@@ -18,6 +18,8 @@ pub struct InfeasibleReport {
     diagnosis: Diagnosis,
     #[serde(skip)]
     headline: String,
+    #[serde(skip)]
+    status: ExitStatus,
 }
 
 impl InfeasibleReport {
@@ -40,12 +42,19 @@ impl InfeasibleReport {
         };
         let subject = format!("for {} on {devices} of {}", model.name, profile.name());
         let headline = match report.status {
+            _ if report.is_interrupted => {
+                format!("the search was interrupted before it found a plan {subject}")
+            }
             SearchStatus::TimeLimit => format!("no plan was found in time {subject}"),
             SearchStatus::Infeasible => format!("no plan exists {subject}"),
             _ => format!("no plan that fits was found {subject}"),
         };
+        let status = match report.is_interrupted {
+            true => ExitStatus::Stopped,
+            false => ExitStatus::Failed,
+        };
         let search = SearchSummary::without_plan(report);
-        InfeasibleReport { decisions: None, prediction: None, search, diagnosis, headline }
+        InfeasibleReport { decisions: None, prediction: None, search, diagnosis, headline, status }
     }
 
     /// The failure of the command, which is the text for people.
@@ -53,6 +62,6 @@ impl InfeasibleReport {
         // The headline has the conclusion.
         let Diagnosis { causes, conclusion: _, caveat, hints } = self.diagnosis;
         let problem = Problem { hints, ..Problem::new("", self.headline) };
-        Failure::failed(vec![problem.because(causes).because(caveat)])
+        Failure { status: self.status, problems: vec![problem.because(causes).because(caveat)] }
     }
 }

@@ -16,6 +16,9 @@ pub struct SearchSummary {
     #[serde(serialize_with = "status_name")]
     #[schemars(with = "String")]
     status: SearchStatus,
+    /// Whether a signal ended the search, with the status `time_limit`; absent otherwise.
+    #[serde(rename = "interrupted", skip_serializing_if = "std::ops::Not::not")]
+    is_interrupted: bool,
     /// Relative distance of the plan to the bound on the objective; `null` without a plan.
     gap: Option<f64>,
     /// Lower bound on the step time of all plans; `null` if unknown, and with another objective.
@@ -88,6 +91,7 @@ impl SearchSummary {
         SearchSummary {
             objective: report.objective,
             status: report.status,
+            is_interrupted: report.is_interrupted,
             gap: Some(report.gap),
             bound_s: bound_of(Objective::StepTime),
             bound_bytes: bound_of(Objective::Memory).map(|bytes| bytes as u64),
@@ -133,14 +137,15 @@ impl SearchSummary {
             Objective::Memory => "the plan with the least memory",
             Objective::Cost => "the cheapest plan",
         };
+        let ended = if self.is_interrupted { "interrupted" } else { "out of time" };
         let none_better = |gap: f64| none_better(self.objective, gap);
         match (self.status, self.gap) {
             (SearchStatus::Optimal, _) => format!("proven {best} of the search space"),
             (SearchStatus::Infeasible, _) => "no plan exists".into(),
             (SearchStatus::GapLimit, Some(gap)) => none_better(gap),
-            (SearchStatus::TimeLimit, Some(gap)) => format!("out of time; {}", none_better(gap)),
+            (SearchStatus::TimeLimit, Some(gap)) => format!("{ended}; {}", none_better(gap)),
             (SearchStatus::GapLimit, None) => "no plan that fits was found".into(),
-            (SearchStatus::TimeLimit, None) => "out of time; no plan was found".into(),
+            (SearchStatus::TimeLimit, None) => format!("{ended}; no plan was found"),
         }
     }
 

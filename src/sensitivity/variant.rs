@@ -1,14 +1,12 @@
 //! Step times for one value of a number: of the fastest plan for it, and of the present plan.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use narrows_cost_model::Profile;
 use narrows_cost_model::interval::ErrorModel;
 use narrows_plan::{CheckedProgram, Plan, PlanSource};
-use narrows_planner::{
-    Prediction, Request, SearchCache, SearchStatus, kernels, predict, search_until_stopped,
-};
+use narrows_planner::{Prediction, Request, SearchCache, kernels, predict, search_until_stopped};
 
 use crate::args::validate;
 use crate::errors::CommandResult;
@@ -86,7 +84,7 @@ impl Variant {
         let (mut replanned, mut failed_solves) = (None, 0);
         if validate(&request).is_ok() {
             let result = search_until_stopped(&request, cache, stop);
-            if result.report.status == SearchStatus::TimeLimit && stop.load(Ordering::Relaxed) {
+            if result.report.is_interrupted {
                 return Ok(None);
             }
             failed_solves = result.report.failed_solves;

@@ -7,8 +7,7 @@ use indexmap::IndexSet;
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Bytes, Plan};
 use narrows_planner::{
-    Diagnosis, Prediction, Request, SearchCache, SearchReport, SearchStatus, equal_searches,
-    search_until_stopped,
+    Diagnosis, Prediction, Request, SearchCache, SearchReport, equal_searches, search_until_stopped,
 };
 use rayon::prelude::*;
 use serde_json::Value;
@@ -191,7 +190,7 @@ fn plan_point(point: &Point, cache: &SearchCache, stop: &Arc<AtomicBool>) -> Poi
         return PointOutcome::Invalid(failure.problems);
     }
     let result = search_until_stopped(request, cache, stop);
-    if result.report.status == SearchStatus::TimeLimit && stop.load(Ordering::Relaxed) {
+    if result.report.is_interrupted {
         return PointOutcome::NotReached;
     }
     let Some(best) = result.best else {

@@ -1,4 +1,5 @@
-//! Ctrl-C during long analyses, whose answer has what is done, and during the making of a token file, which leaves nothing.
+//! Ctrl-C during searches and long analyses, whose answer has what is done, and during the making of a token file, which leaves
+//! nothing.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -31,12 +32,21 @@ pub fn wait_for_handler(child: &Child) {
 /// Waits until a command handles signals, and sends it one.
 fn signal(child: &Child, name: &str) {
     wait_for_handler(child);
+    send(child, name);
+}
+
+fn send(child: &Child, name: &str) {
     let id = child.id().to_string();
     assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
 }
 
 /// The answer of a command that takes minutes, after Ctrl-C.
 fn interrupted(arguments: &str) -> Value {
+    interrupted_with(130, arguments)
+}
+
+/// The answer of a command that takes long, and ends with this exit code after Ctrl-C.
+fn interrupted_with(code: i32, arguments: &str) -> Value {
     let child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
         .args(arguments.split_whitespace())
         .args(["--format", "json"])
@@ -46,8 +56,79 @@ fn interrupted(arguments: &str) -> Value {
         .unwrap();
     signal(&child, "-INT");
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{arguments}: {output:?}");
+    assert_eq!(output.status.code(), Some(code), "{arguments}: {output:?}");
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// A search of many seconds, in which an even partition fits.
+const SEARCH: &str =
+    "--model lax-7b --hardware a100-40gb --devices 128 --global-batch 512 --sequence-length 4096";
+
+#[test]
+fn an_interrupted_search_has_the_best_plan_so_far() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    for command in ["plan", "cost", "explain"] {
+        let output = format!("--output {}", file.display());
+        let answer = interrupted_with(0, &format!("{command} {SEARCH} {output}"));
+        let search = &answer["search"];
+        assert_eq!(search["status"], "time_limit", "{search}");
+        assert_eq!(search["interrupted"], true, "{search}");
+        assert!(search["gap"].as_f64().is_some_and(|gap| gap > 0.0 && gap < 1.0), "{search}");
+        let written: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        match command {
+            "explain" => {
+                assert_eq!(answer["is_complete"], false);
+                assert_eq!(answer["alternatives"], serde_json::json!([]));
+                assert!(answer["chosen"]["prediction"].is_object(), "{answer}");
+                let binds = answer["binds"].as_array().unwrap();
+                let of_memory =
+                    |sentence: &Value| sentence.as_str().unwrap().contains("memory does");
+                assert!(!binds.iter().any(of_memory), "not known: {binds:?}");
+            }
+            _ => assert_eq!(answer["decisions"], written, "{command}"),
+        }
+        crate::narrows(&format!("check {}", file.display())).assert().success();
+        fs::remove_file(&file).unwrap();
+    }
+}
+
+#[test]
+fn a_search_that_is_interrupted_without_a_plan_is_stopped() {
+    let request = "--model llama-13b --hardware a100-40gb --devices 1024 --global-batch 4096 \
+                   --sequence-length 4096 --memory-limit 1GB";
+    let answer = interrupted_with(130, &format!("plan {request}"));
+    assert_eq!(answer["search"]["interrupted"], true, "{answer}");
+    assert!(answer["decisions"].is_null() && answer["search"]["gap"].is_null(), "{answer}");
+}
+
+/// The plan is written to a pipe that is not read, so that the program cannot end by itself.
+#[test]
+fn a_further_interrupt_ends_a_search_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("plan.json");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for request in [SEARCH, "--model cola-tiny --hardware cpu-local"] {
+        let mut child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
+            .arg("plan")
+            .args(request.split_whitespace())
+            .arg("--output")
+            .arg(&pipe)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_for_handler(&child);
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let status = loop {
+            send(&child, "-INT");
+            std::thread::sleep(Duration::from_millis(300));
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "no end after two minutes of signals");
+        };
+        assert_eq!(status.code(), Some(130), "{request}");
+    }
 }
 
 #[test]
