@@ -90,8 +90,8 @@ pub fn stop_on_signals(warning: &str) -> Arc<AtomicBool> {
     StopRequests::register(warning, Arc::default(), None).stop
 }
 
-/// Runs a task with a flag that the first signal sets, after which the task ends in order. A second signal ends the program, as does
-/// the first one after the task. Where no handler can be installed, `warning` is printed.
+/// Runs a task with a flag that the first signal sets, after which the task ends in order. A second signal ends the program, as
+/// does the first one after the task. Where no handler can be installed, `warning` is printed.
 pub fn stop_in_order_during<T>(warning: &str, task: impl FnOnce(&Arc<AtomicBool>) -> T) -> T {
     let ends_at_once = Arc::default();
     let requests = StopRequests::register(warning, Arc::clone(&ends_at_once), None);

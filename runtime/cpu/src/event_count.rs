@@ -11,9 +11,9 @@ const SPINS: usize = 200;
 ///
 /// *No wake-up is lost.* A thread that waits adds itself to `sleepers` and then polls. A thread that notifies has changed the
 /// condition and then reads `sleepers`. Both have a sequentially consistent fence in between, so the poll sees the change, or the
-/// notifier sees the sleeper. In the second case the notifier takes the lock after the sleeper: the sleeper takes the lock before it
-/// adds itself, and releases it only once it sleeps on the condition variable or needs no notification. The notification follows,
-/// so a sleeper receives it and polls again, under the lock that makes the change visible.
+/// notifier sees the sleeper. In the second case the notifier takes the lock after the sleeper: the sleeper takes the lock before
+/// it adds itself, and releases it only once it sleeps on the condition variable or needs no notification. The notification
+/// follows, so a sleeper receives it and polls again, under the lock that makes the change visible.
 #[derive(Debug, Default)]
 pub(crate) struct EventCount {
     /// Threads that sleep, or poll a last time before they do.
