@@ -112,6 +112,76 @@ fn rows_of_the_tables_are_labelled_as_fitted() {
     }
 }
 
+/// Rows state whatever steps of measurements files state, and are converted to the same steps.
+#[test]
+fn rows_state_what_measured_steps_state() {
+    let planned = json!({"source": "own runs", "framework": "llama.py", "family": "plan", "device": "A100-80GB", "devices": 4,
+        "tensor": 4, "pipeline": 1, "data": 1, "sharding": "none", "micro_batch": 1, "global_batch": 1, "sequence": 4096,
+        "dtype": "bf16", "executor": "eager", "weights": "sharded", "step_s": 0.4});
+    let with = |row: &Value, changes: Value| {
+        let mut row = row.clone();
+        row.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        row
+    };
+    let megatron = with(
+        &serde_json::from_str(JSON_ROW).unwrap(),
+        json!({"family": "megatron", "devices": 16, "tensor": 4, "pipeline": 2, "data": 2, "sharding": "none",
+            "interleaving": 2, "strategy": "megatron-sp", "recompute": "block", "dtype": "fp16", "model": {"layers": 16,
+            "hidden": 2048, "heads": 32, "kv_heads": 32, "d_ff": 8192, "gated": false, "vocab": 51200, "tied": true}}),
+    );
+    let rows = json!({"rows": [
+        with(&planned, json!({"model": {"preset": "llama-7b"}, "strategy": "fullrank-tp", "recompute": "none",
+            "linears": "separate", "accumulate_grad_in_fp32": false, "fitted": true})),
+        with(&planned, json!({"model": {"preset": "cola-7b"}, "strategy": "vanilla-tp-published", "recompute": "latents",
+            "norm": "sync", "accumulate_grad_in_fp32": true})),
+        with(&planned, json!({"model": {"preset": "cola-1b"}, "strategy": "btp", "recompute": "auto", "norm": "online",
+            "devices": 32, "data": 4, "context": 2, "sharding": "ZeRO-1", "global_batch": 8, "executor": "compiled",
+            "overlap_tensor_collectives": true, "dtype": null})),
+        megatron,
+    ]});
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.json");
+    fs::write(&path, rows.to_string()).unwrap();
+    let file: Value =
+        serde_json::from_str(&stdout(&format!("convert {}", path.display()))).unwrap();
+    let measurements = file["measurements"].as_array().unwrap();
+    let step = |index: usize| &measurements[index]["measured"]["step"];
+    let workload = json!({"global_batch": 1, "sequence_length": 4096, "micro_batch": 1});
+    assert_eq!(
+        step(0),
+        &json!({"model": {"preset": "llama-7b"}, "workload": workload, "strategy": "fullrank-tp", "recompute": "none",
+            "norm": "auto", "weights": "sharded", "zero": "off", "linears": "separate", "accumulate_grad_in_fp32": false})
+    );
+    assert_eq!(
+        step(1),
+        &json!({"model": {"preset": "cola-7b"}, "workload": workload, "strategy": "vanilla-tp-published",
+            "recompute": "latents", "norm": "sync", "weights": "sharded", "zero": "off", "accumulate_grad_in_fp32": true})
+    );
+    assert_eq!(
+        (&step(2)["zero"], &step(2)["overlap_tensor_collectives"]),
+        (&"one".into(), &true.into())
+    );
+    assert_eq!(
+        measurements[2]["mesh"],
+        json!({"tensor": 4, "context": 2, "pipeline": 1, "data": 4})
+    );
+    assert_eq!(measurements[2]["executor"], "compiled");
+    assert_eq!(
+        (&step(3)["strategy"], &step(3)["interleaving"]),
+        (&"megatron-sp".into(), &2.into())
+    );
+    assert_eq!(
+        (&measurements[0]["fitted"], &measurements[1]["fitted"]),
+        (&true.into(), &json!(null))
+    );
+
+    let schema: Value = serde_json::from_str(&stdout("schema measurements")).unwrap();
+    let keys = schema["$defs"]["TrainingStep"]["properties"].as_object().unwrap().keys();
+    for key in keys {
+        assert!((0..4).any(|index| step(index).get(key).is_some()), "no row states `{key}`");
+    }
+}
+
 #[test]
 fn rows_in_json_report_every_defect() {
     let folder = tempfile::tempdir().unwrap();
@@ -127,10 +197,40 @@ fn rows_in_json_report_every_defect() {
         ("step_s", json!(null), "rows[0].step_s: is missing"),
         ("step_s", json!(-1.0), "rows[0], value: -1 is not a time"),
         ("global_batch", json!(17), "17 sequences do not divide"),
-        ("model", json!({"layers": 16}), "rows[0].model."),
+        ("model", json!({"layers": 16}), "rows[0].model.hidden: is missing"),
+        ("dtype", json!(null), "rows[0].dtype: is missing"),
+        ("family", json!("plan"), "rows[0].model: has sizes alone"),
+        ("model", json!({"preset": "cola-7b"}), "rows[0].model: has a plan"),
+        (
+            "linears",
+            json!("separate"),
+            "rows[0], measured.step.linears: is stated of planned steps alone",
+        ),
+        ("linears", json!("apart"), "rows[0].linears: expected `any` or `separate`, found `apart`"),
+        (
+            "accumulate_grad_in_fp32",
+            json!(true),
+            "rows[0], measured.step.accumulate_grad_in_fp32: is stated of planned steps alone",
+        ),
+        ("accumulate_grad_in_fp32", json!("yes"), "rows[0].accumulate_grad_in_fp32: expected"),
+        ("norm", json!("sync"), "rows[0], measured.step.norm: the norms of a `decoder`"),
+        ("context", json!(2), "rows[0].devices: 8 is not tensor × pipeline × data × context"),
+        (
+            "all",
+            json!({"family": "plan", "model": {"preset": "llama-1b"}}),
+            "rows[0].strategy: is missing",
+        ),
+        (
+            "all",
+            json!({"recompute": "selective + sequence parallel", "strategy": "fullrank-tp"}),
+            "rows[0].strategy: `fullrank-tp` contradicts `recompute`",
+        ),
     ] {
         let mut row = row.clone();
-        row[field] = value;
+        match field {
+            "all" => row.as_object_mut().unwrap().extend(value.as_object().unwrap().clone()),
+            _ => row[field] = value,
+        }
         fs::write(&path, json!({"rows": [row]}).to_string()).unwrap();
         let message = failure(&format!("convert {}", path.display()), 2);
         assert!(message.contains(problem), "{message}");

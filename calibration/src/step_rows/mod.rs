@@ -8,19 +8,22 @@
 //!   "global_batch": 64, "sequence": 8192, "dtype": "bf16", "recompute": "block", "step_s": 2.8}]}
 //! ```
 //! Other fields are ignored. One of `step_s` and `tokens_per_s` may be left out; otherwise they agree. The family chooses the prices: a
-//! table of `profiles/frameworks`.
+//! table of `profiles/frameworks`, or with `plan` those of a plan, whose model is `{"preset": …}` or `{"described": {…}}`. A row
+//! states what a step of a measurements file states, by the keys of such a step where it has no key of its own.
+
+mod row;
 
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
-use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
-use narrows_plan::{Defect, Defects, Mesh, Workload, Zero, json};
-use serde::Deserialize;
+use narrows_plan::strategy::Baseline;
+use narrows_plan::{Defect, Defects, Workload, Zero, json};
 
 use crate::measurements::{
     Citation, DecoderModel, EmbeddingKind, GptModel, MeasuredQuantity, Measurement,
-    MeasurementUnit, MeasurementsFile, MeasurementsFormat, MlpKind, StepLinears, StepRecompute,
-    TrainedModel, TrainingStep, validate,
+    MeasurementUnit, MeasurementsFile, MeasurementsFormat, MlpKind, StepRecompute, TrainedModel,
+    TrainingStep, validate,
 };
+use row::{DecoderSizes, PublishedRow, RowModel, RowsFile};
 
 /// Devices of rows, and the preset of each: eight a node.
 const DEVICES: [(&str, &str); 4] = [
@@ -33,58 +36,12 @@ const DEVICES: [(&str, &str); 4] = [
 const DTYPES: [&str; 4] = ["bf16", "amp_bf16", "fp16", "amp_fp16"];
 /// Difference between a step time and a throughput that rounding explains.
 const ROUNDING_MAX: f64 = 0.05;
-const FAMILIES: &str = "mpt, nanotron, torchtitan, megatron";
-const RECOMPUTATIONS: &str =
-    "none, block, selective layer, selective op, selective, selective + sequence parallel";
+/// The family of rows of a model with a plan.
+const PLANNED: &str = "plan";
+const FAMILIES: &str = "mpt, nanotron, torchtitan, megatron, plan";
+const RECOMPUTATIONS: &str = "none, block, selective layer, selective op, selective, \
+    selective + sequence parallel; of a plan auto, none, latents, block";
 const SHARDINGS: &str = "none, ZeRO-1, SHARD_GRAD_OP, FULL_SHARD";
-
-/// A file of rows.
-#[derive(Deserialize)]
-struct RowsFile {
-    #[serde(default)]
-    about: String,
-    rows: Vec<PublishedRow>,
-}
-
-/// A published step or throughput.
-#[derive(Deserialize)]
-struct PublishedRow {
-    source: String,
-    framework: String,
-    family: String,
-    model: RowModel,
-    device: String,
-    devices: u64,
-    tensor: u64,
-    pipeline: u64,
-    data: u64,
-    sharding: String,
-    micro_batch: u64,
-    global_batch: u64,
-    sequence: u64,
-    dtype: String,
-    recompute: String,
-    #[serde(default = "one")]
-    interleaving: u64,
-    tokens_per_s: Option<f64>,
-    step_s: Option<f64>,
-}
-
-#[derive(Clone, PartialEq, Deserialize)]
-struct RowModel {
-    layers: u64,
-    hidden: u64,
-    heads: u64,
-    kv_heads: u64,
-    d_ff: u64,
-    gated: bool,
-    vocab: u64,
-    tied: bool,
-}
-
-fn one() -> u64 {
-    1
-}
 
 /// Reads rows in JSON. `name` becomes the name of the measurements; `hardware` replaces the preset of every row's device.
 ///
@@ -117,13 +74,13 @@ pub fn measurements_from_rows(
             table: format!("{} on {}", row.family, row.device),
             source: key,
             hardware,
-            executor: Executor::Eager,
+            executor: row.executor.unwrap_or(Executor::Eager),
             mesh: row.mesh(),
             measured: MeasuredQuantity::Step(Box::new(step)),
             value,
             unit: MeasurementUnit::S,
             comparison_group: row.comparison_group(&file.rows),
-            fitted: false,
+            fitted: row.fitted,
         });
     }
     defects.into_result(())?;
@@ -145,40 +102,6 @@ fn source_key(
     let key = format!("{family}-{}", sources.len() + 1);
     sources.insert(key.clone(), citation);
     key
-}
-
-impl PublishedRow {
-    fn mesh(&self) -> Mesh {
-        Mesh { tensor: self.tensor, pipeline: self.pipeline, data: self.data, context: 1 }
-    }
-
-    fn name(&self, index: usize) -> String {
-        let RowModel { layers, hidden, .. } = self.model;
-        let Mesh { tensor, pipeline, data, .. } = self.mesh();
-        format!(
-            "row {index}: {hidden} × {layers}, {} × {} tokens, T{tensor} P{pipeline} D{data}, {}",
-            self.micro_batch, self.sequence, self.recompute
-        )
-    }
-
-    /// The work of the row, where another row of the file does the same.
-    fn comparison_group(&self, rows: &[PublishedRow]) -> Option<String> {
-        let work = |row: &PublishedRow| (row.devices, row.global_batch, row.sequence);
-        let same = |row: &&PublishedRow| {
-            row.family == self.family
-                && row.device == self.device
-                && row.model == self.model
-                && work(row) == work(self)
-        };
-        let RowModel { layers, hidden, .. } = self.model;
-        let (devices, batch, length) = work(self);
-        (rows.iter().filter(same).count() > 1).then(|| {
-            format!(
-                "{} {hidden} × {layers} on {devices} {}, {batch} × {length}",
-                self.family, self.device
-            )
-        })
-    }
 }
 
 /// Reads one row and reports its defects.
@@ -232,22 +155,21 @@ impl RowReader<'_> {
 
     fn step(&mut self) -> TrainingStep {
         let row = self.row;
-        let axes = [row.tensor, row.pipeline, row.data].map(u128::from);
-        // Three factors of 64 bits may exceed 128 bits.
-        let devices = axes[0].saturating_mul(axes[1]).saturating_mul(axes[2]);
+        let axes = [row.tensor, row.context, row.pipeline, row.data].map(u128::from);
+        // Four factors of 64 bits may exceed 128 bits.
+        let devices = axes.into_iter().fold(1_u128, u128::saturating_mul);
         if devices != u128::from(row.devices) {
-            let problem = format!("{} is not tensor × pipeline × data", row.devices);
-            self.defect("devices", problem, "the product of the three axes");
+            let problem = format!("{} is not tensor × pipeline × data × context", row.devices);
+            self.defect(
+                "devices",
+                problem,
+                "the product of the axes, of which `context` is 1 by default",
+            );
         }
-        if !DTYPES.contains(&row.dtype.as_str()) {
-            let problem = format!("`{}` is not a format of 16 bits", row.dtype);
-            self.defect("dtype", problem, &DTYPES.join(", "));
-        }
-        let (recompute, shards_tokens) = self.recompute();
+        self.dtype();
+        let (recompute, is_sequence_parallel) = self.recompute();
         let (model, framework) = self.model();
-        // Megatron-LM states its sequence parallelism; other frameworks shard tokens wherever they have a tensor axis.
-        let states_it = matches!(model, TrainedModel::Gpt(_));
-        let shards_tokens = shards_tokens || (!states_it && row.tensor > 1);
+        let strategy = self.strategy(&model, is_sequence_parallel);
         TrainingStep {
             model,
             workload: Workload {
@@ -255,23 +177,66 @@ impl RowReader<'_> {
                 sequence_length: row.sequence,
                 micro_batch: row.micro_batch,
             },
-            strategy: Baseline::of_dense_model(shards_tokens),
+            strategy,
             recompute,
             framework,
             interleaving: row.interleaving,
-            norm: NormRule::Auto,
-            weights: WeightRule::Any,
+            norm: row.norm,
+            weights: row.weights,
             zero: self.zero(),
-            overlap_tensor_collectives: false,
-            linears: StepLinears::Any,
-            accumulate_grad_in_fp32: None,
+            overlap_tensor_collectives: row.overlap_tensor_collectives,
+            linears: row.linears,
+            accumulate_grad_in_fp32: row.accumulate_grad_in_fp32,
+        }
+    }
+
+    /// Checks the number format. Tables of frameworks are of 16 bits; a plan has that of training on the hardware.
+    fn dtype(&mut self) {
+        match self.row.dtype.as_deref() {
+            Some(dtype) if DTYPES.contains(&dtype) => {}
+            Some(dtype) => {
+                let problem = format!("`{dtype}` is not a format of 16 bits");
+                self.defect("dtype", problem, &DTYPES.join(", "));
+            }
+            None if self.row.family == PLANNED => {}
+            None => self.defect("dtype", "is missing".into(), &DTYPES.join(", ")),
+        }
+    }
+
+    /// The stated strategy. Without one, Megatron-LM shards tokens where the row states sequence parallelism; other frameworks
+    /// shard them wherever they have a tensor axis.
+    fn strategy(&mut self, model: &TrainedModel, is_sequence_parallel: bool) -> Baseline {
+        let shards_tokens = match model {
+            TrainedModel::Gpt(_) => is_sequence_parallel,
+            _ => is_sequence_parallel || self.row.tensor > 1,
+        };
+        match self.row.strategy {
+            None if self.row.family == PLANNED => {
+                let names = Baseline::ALL.map(Baseline::name).join(", ");
+                let problem = "is missing: a plan is restricted to the sharding that was measured";
+                self.defect("strategy", problem.into(), &names);
+                Baseline::Auto
+            }
+            None => Baseline::of_dense_model(shards_tokens),
+            Some(strategy) => {
+                if is_sequence_parallel && !strategy.shards_tokens() {
+                    let problem = format!(
+                        "`{}` contradicts `recompute`, which states sequence parallelism",
+                        strategy.name()
+                    );
+                    self.defect("strategy", problem, "megatron-sp, or omit `strategy`");
+                }
+                strategy
+            }
         }
     }
 
     /// Recomputation, and whether the row states sequence parallelism.
     fn recompute(&mut self) -> (StepRecompute, bool) {
         match self.row.recompute.as_str() {
+            "auto" => (StepRecompute::Auto, false),
             "none" => (StepRecompute::None, false),
+            "latents" => (StepRecompute::Latents, false),
             "block" | "full" => (StepRecompute::Block, false),
             "selective layer" => (StepRecompute::SelectiveLayers, false),
             "selective op" => (StepRecompute::SelectiveOps, false),
@@ -300,7 +265,23 @@ impl RowReader<'_> {
 
     /// The model, and the framework's table.
     fn model(&mut self) -> (TrainedModel, Option<String>) {
-        let RowModel { layers, hidden, heads, kv_heads, d_ff, gated, vocab, tied } = self.row.model;
+        let family = self.row.family.as_str();
+        match &self.row.model {
+            RowModel::Planned(model) => {
+                if family != PLANNED {
+                    let problem =
+                        format!("has a plan, and `{family}` rows are priced by their sizes");
+                    self.defect("model", problem, "family `plan`, or `layers`, `hidden` and so on");
+                }
+                (model.clone(), None)
+            }
+            RowModel::Decoder(sizes) => self.decoder(sizes),
+        }
+    }
+
+    /// A decoder under the framework of its family.
+    fn decoder(&mut self, sizes: &DecoderSizes) -> (TrainedModel, Option<String>) {
+        let DecoderSizes { layers, hidden, heads, kv_heads, d_ff, gated, vocab, tied } = *sizes;
         let decoder = |framework: &str| {
             let mlp = if gated { MlpKind::Gated } else { MlpKind::Plain };
             let embedding = if tied { EmbeddingKind::Tied } else { EmbeddingKind::Untied };
@@ -332,6 +313,12 @@ impl RowReader<'_> {
                 let deepspeed = framework.contains("deepspeed");
                 let table = if deepspeed { "megatron-deepspeed" } else { "megatron" };
                 (TrainedModel::Gpt(gpt), Some(table.to_owned()))
+            }
+            PLANNED => {
+                let problem = "has sizes alone, and a `plan` row needs a whole model";
+                let hint = "{\"preset\": NAME}, or {\"described\": {…}} with a model file";
+                self.defect("model", problem.into(), hint);
+                decoder("fsdp")
             }
             other => {
                 self.defect("family", format!("`{other}` has no prices"), FAMILIES);
