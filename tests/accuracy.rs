@@ -9,6 +9,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::{env, fs};
 
+use narrows_calibration::fit::step_error;
+use narrows_cost_model::profile::preset;
 use narrows_test_support::rows::rows_folder;
 use serde_json::Value;
 
@@ -24,6 +26,9 @@ const ROWS: [(&str, &str, &str); 2] = [
 
 /// The validation of the published measurements.
 static PUBLISHED: LazyLock<Value> = LazyLock::new(|| validation(&[]));
+/// The validation of figures of the same publication that no price was fitted to.
+static UNSEEN: LazyLock<Value> =
+    LazyLock::new(|| validation(&["examples/measurements/boost-a100-unseen.json".into()]));
 /// The validation of steps that Narrows executed on a GPU.
 static EXECUTED: LazyLock<Value> =
     LazyLock::new(|| validation(&["examples/measurements/narrows-h100.json".into()]));
@@ -166,4 +171,59 @@ fn steps_are_predicted_with_each_left_out_of_the_fit() {
     let mean = absolute_errors.iter().sum::<f64>() / absolute_errors.len() as f64;
     println!("mean {mean:.2} %");
     assert!(mean < 8.0, "{mean} %");
+}
+
+/// ln(measured / predicted) of published steps by source, each with its source left out of the fit of `step_s`.
+fn step_errors_by_source() -> BTreeMap<String, Vec<f64>> {
+    let documents = [&*PUBLISHED, &*UNSEEN];
+    let figures = documents.map(|document| document["figures"].as_array().expect("figures"));
+    let is_step = |figure: &&Value| figure["table"].as_str().expect("a table").starts_with("steps");
+    let steps: Vec<&Value> = figures.into_iter().flatten().filter(is_step).collect();
+    let seconds = |figure: &Value, field: &str| figure[field].as_f64().expect("s");
+    let error = |figure: &Value, added_s: f64| {
+        (seconds(figure, "measured_s") / (seconds(figure, "predicted_s") + added_s)).ln()
+    };
+    let mut errors: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for step in &steps {
+        let is_fit = |other: &&&Value| other["fitted"] == true && other["source"] != step["source"];
+        // The sum of errors falls as the added time rises.
+        let (mut low, mut high) = (-0.1, 0.1);
+        for _ in 0..60 {
+            let middle = (low + high) / 2.0;
+            let others = steps.iter().filter(is_fit);
+            let sum: f64 = others.map(|other| error(other, middle)).sum();
+            if sum > 0.0 { low = middle } else { high = middle }
+        }
+        let source = step["source"].as_str().expect("a source").to_owned();
+        errors.entry(source).or_default().push(error(step, high));
+    }
+    errors
+}
+
+/// The error of eager steps in `a100-80gb` is the one by all published steps of that machine, and the one by four sources covers
+/// about nine in ten steps of the fifth.
+#[test]
+fn the_error_of_eager_steps_is_that_of_sources_left_out() {
+    let errors = step_errors_by_source();
+    let profile = preset("a100-80gb").expect("a preset");
+    let shipped = profile.file().executors.eager.step_error.as_ref().expect("an error");
+    let half_width = |sources: Vec<&[f64]>| {
+        let error = step_error(&sources, shipped.provenance.clone()).expect("two sources");
+        error.half_width_90
+    };
+    let fitted = half_width(errors.values().map(Vec::as_slice).collect());
+    println!("half-width by all sources: {:.2} %", 100.0 * fitted);
+    assert!((fitted / shipped.half_width_90 - 1.0).abs() < 0.02, "{fitted}");
+    let (mut inside, mut steps, mut widths) = (0, 0, 0.0);
+    for (left_out, own) in &errors {
+        let others = errors.iter().filter(|(source, _)| *source != left_out);
+        let width = half_width(others.map(|(_, errors)| errors.as_slice()).collect()).ln_1p();
+        let covered = own.iter().filter(|error| error.abs() <= width).count();
+        println!("{left_out}: {covered} of {} within {:.1} %", own.len(), 100.0 * width);
+        (inside, steps, widths) =
+            (inside + covered, steps + own.len(), widths + width * own.len() as f64);
+    }
+    let mean = 100.0 * widths / steps as f64;
+    println!("{inside} of {steps} within, mean half-width of the logarithm {mean:.1} %");
+    assert!((0.85..=0.95).contains(&(inside as f64 / steps as f64)), "{inside} of {steps}");
 }

@@ -169,6 +169,24 @@ fn few_residuals_make_wider_intervals() {
     assert!(eight > 1.05 * none && eight < two, "{none} {eight} {two}");
 }
 
+/// The error of whole steps contains that of their kernels, and is not added to it.
+#[test]
+fn an_error_of_whole_steps_is_not_added_to_that_of_kernels() {
+    let mesh = Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 };
+    let kernels = [(gemm(16_384, 4096, 4096, false), 10.0), (all_reduce(128, 4, 1), 5.0)];
+    let width_with = |includes_kernels: bool| {
+        let mut file = preset("a100-80gb").unwrap().file().clone();
+        file.executors.eager.step_error_includes_kernels = includes_kernels;
+        let profile = file.resolve().unwrap();
+        let [low, high] = ErrorModel::new(&profile, Executor::Eager, &mesh).step_interval(&kernels);
+        (high / low).ln() / 2.0
+    };
+    let file = preset("a100-80gb").unwrap();
+    let shipped = file.file().executors.eager.step_error.as_ref().unwrap().half_width_90.ln_1p();
+    let (whole, added) = (width_with(true), width_with(false));
+    assert!((whole / shipped - 1.0).abs() < 0.1 && added > 1.05 * whole, "{whole} {added}");
+}
+
 #[test]
 fn intervals_far_from_measured_shapes_are_wider() {
     let a100 = preset("a100-80gb").unwrap();

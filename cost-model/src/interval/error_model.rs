@@ -93,8 +93,12 @@ impl<'a> ErrorModel<'a> {
         let compared = self.file.measured.as_ref().and_then(|measured| measured.steps.as_ref());
         let compared = compared.filter(|_| self.executor == Executor::Captured);
         let launch_costs = self.file.executors.of(self.executor);
-        let beyond_kernels = launch_costs.step_error.as_ref().map(StepError::BeyondKernels);
-        compared.map(StepError::Whole).or(beyond_kernels).unwrap_or(StepError::None)
+        let of_step = match launch_costs.step_error_includes_kernels {
+            true => StepError::Whole,
+            false => StepError::BeyondKernels,
+        };
+        let of_executor = launch_costs.step_error.as_ref().map(of_step);
+        compared.map(StepError::Whole).or(of_executor).unwrap_or(StepError::None)
     }
 
     fn interval(&self, kernels: &[(Kernel, f64)], step_error: StepError) -> [f64; 2] {

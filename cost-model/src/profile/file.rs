@@ -468,15 +468,22 @@ pub struct LaunchCosts {
     /// it and for each other.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub step_s: f64,
-    /// Error of measured steps relative to that time, apart from the errors of their kernels.
+    /// Error of measured steps relative to that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_error: Option<RelativeError>,
+    /// Whether `step_error` is that of whole steps, which contains the errors of their kernels; otherwise it adds to them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub step_error_includes_kernels: bool,
     /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 
 fn one() -> f64 {
     1.0
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn is_zero(time_s: &f64) -> bool {
