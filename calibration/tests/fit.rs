@@ -2,8 +2,8 @@
 
 use crate::kernels::{self, collective, fused};
 use narrows_calibration::fit::{
-    CpuMachine, OverlappedInstructions, OverlappedTimes, fit_cpu_profile, step_error, with_overlap,
-    with_step_error,
+    CpuMachine, OverlappedInstructions, OverlappedTimes, fit_cpu_profile, step_error,
+    with_bf16_rate, with_overlap, with_step_error,
 };
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{
@@ -286,4 +286,28 @@ fn overlap_factors_are_those_of_most_steps() {
     assert!((compute - 1.25).abs() < 1e-9 && (collective - 4.0).abs() < 1e-9);
     assert_eq!(factors(&[disturbed]), Some([10.0, 10.0]));
     assert_eq!(factors(&[OverlappedInstructions::default()]), None, "nothing overlapped");
+}
+
+/// GEMMs in bf16 have their measured rate, although the measurements that correct prices are in f32; other kernels keep their
+/// prices.
+#[test]
+fn gemms_in_bf16_have_their_measured_rate() {
+    let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.3), None).unwrap();
+    assert!(fitted.with_bf16_gemms().is_none(), "an assumed rate");
+    assert!(preset("cpu-local").unwrap().with_bf16_gemms().is_none());
+    let measured = with_bf16_rate(fitted.clone(), 2.0, "a test").unwrap();
+    assert!(!measured.assumed_paths().iter().any(|path| path.contains("bf16")));
+    let rounded = measured.with_bf16_gemms().unwrap();
+    let ratio = |kernel: &Kernel| {
+        let [rounded, exact] = [&rounded, &fitted].map(|profile| {
+            Prices::new(profile, Executor::Captured, &mesh(1)).kernel_time(kernel).0
+        });
+        rounded / exact
+    };
+    for kernel in [gemm(1024, 1024, 1024), gemm(4096, 512, 512)] {
+        assert!((0.48..0.6).contains(&ratio(&kernel)), "{kernel:?}: {}", ratio(&kernel));
+    }
+    for kernel in [attention(512, Direction::Forward), fused(1 << 20), all_reduce(1 << 20)] {
+        assert_eq!(ratio(&kernel), 1.0, "{kernel:?}");
+    }
 }

@@ -198,6 +198,16 @@ pub fn overlap_benchmark(devices: u64, profile: &Profile) -> CommandResult<Optio
     }))
 }
 
+/// The benchmark for measuring GEMMs whose operands are rounded to bf16, on one device.
+///
+/// # Errors
+/// A missing preset.
+pub fn bf16_benchmark(profile: &Profile) -> CommandResult<Option<Benchmark>> {
+    let mut model = preset("cola-60m")?;
+    model.blocks.truncate(BLOCKS);
+    Ok(benchmark(&model, (4, 64), &ONE_DEVICE, profile, MemoryLimit::None))
+}
+
 /// The benchmarks to compare a CPU profile with.
 ///
 /// # Errors

@@ -4,6 +4,7 @@
 //! shortest time of every instruction counts ([`narrows_runtime::time_instructions`]). [`gpu`] is specific to GPUs.
 
 pub mod benchmarks;
+pub mod bf16;
 pub mod cache;
 pub mod compare;
 pub mod gpu;

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use narrows_calibration::fit::{GpuModel, fit_cpu_profile, fit_gpu_profile, with_overlap};
+use narrows_calibration::fit::{
+    GpuModel, fit_cpu_profile, fit_gpu_profile, with_bf16_rate, with_overlap,
+};
 use narrows_calibration::validation::preset_coverage;
 use narrows_cost_model::profile::{Provenance, ProvenanceKind};
 use narrows_cost_model::{Profile, profile};
@@ -16,8 +18,9 @@ use crate::args::{
     CalibrateArgs, CalibrateBackendArg, CalibrateSettings, CalibrateTarget, Detail, OutputFormat,
 };
 use crate::calibrate::benchmarks::{
-    Benchmark, BenchmarkExtent, cpu_benchmarks, cpu_comparison, overlap_benchmark,
+    Benchmark, BenchmarkExtent, bf16_benchmark, cpu_benchmarks, cpu_comparison, overlap_benchmark,
 };
+use crate::calibrate::bf16::bf16_rate_ratio;
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
 use crate::calibrate::gpu::{self as gpu_calibration, GpuProcesses};
@@ -91,6 +94,7 @@ fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
     let compared = benchmarks.split_off(count);
     let profile = fit_processors(threads, &command, &benchmarks)?;
     let profile = with_measured_overlap(settings, threads, &command, profile, &base)
+        .and_then(|profile| with_measured_bf16(settings, threads, profile, &base))
         .map_err(|failure| kept.with_kept(failure))?;
     deliver(settings, (&key, &kept), profile, &benchmarks, &compared)
 }
@@ -221,6 +225,7 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
     let source = "a quick measurement by `narrows run`";
     let profile = fit_processors(threads, source, &benchmarks)?;
     let profile = with_measured_overlap(&settings, threads, source, profile, &base)?;
+    let profile = with_measured_bf16(&settings, threads, profile, &base)?;
     match key.store(settings.extent, &profile) {
         Ok(path) if format == OutputFormat::Text => {
             output::eprint(&format!("Profile cached in {}\n", path.display()));
@@ -253,10 +258,7 @@ fn measure(
     open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
     keep: impl Fn(&[PlannedBenchmark], &str),
 ) -> CommandResult<()> {
-    let rounds = match settings.extent {
-        BenchmarkExtent::Quick => QUICK,
-        BenchmarkExtent::Full => FULL,
-    };
+    let rounds = rounds(settings.extent);
     let progress = progress_bar(benchmarks.len() * rounds.rounds, settings);
     let on_run = |benchmark: &PlannedBenchmark| {
         progress.set_message(benchmark.benchmark.name.clone());
@@ -301,6 +303,32 @@ fn with_measured_overlap(
     let provenance = Provenance { kind, source, date, assumed: vec![] };
     with_overlap(profile, &steps, provenance)
         .map_err(|defects| Failure::file("the measurement", defects))
+}
+
+/// The profile of processors with the rate of GEMMs in bf16, where they have such instructions.
+fn with_measured_bf16(
+    settings: &CalibrateSettings,
+    threads: u64,
+    profile: Profile,
+    base: &Profile,
+) -> CommandResult<Profile> {
+    let planned = bf16_benchmark(base)?.and_then(PlannedBenchmark::plan);
+    let Some(planned) = planned else { return Ok(profile) };
+    let effort = rounds(settings.extent).effort;
+    let Some(ratio) = bf16_rate_ratio(&planned, threads, effort)? else { return Ok(profile) };
+    let how = format!(
+        "that in f32 times {ratio:.2}, the mean over the GEMMs of {}",
+        planned.benchmark.task
+    );
+    with_bf16_rate(profile, ratio, &how)
+        .map_err(|defects| Failure::file("the measurement", defects))
+}
+
+fn rounds(extent: BenchmarkExtent) -> MeasurementRounds {
+    match extent {
+        BenchmarkExtent::Quick => QUICK,
+        BenchmarkExtent::Full => FULL,
+    }
 }
 
 fn fit_gpus(

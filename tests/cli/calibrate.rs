@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use narrows_cpu::kernels::supports_bf16;
 use serde_json::Value;
 
 use super::{failure, json, narrows, stdout};
@@ -118,7 +119,8 @@ fn a_measured_profile_is_valid_and_plans() {
     assert_eq!(gap["kind"], "derived");
     assert!(gap["source"].as_str().unwrap().contains("half of the shortest fused op"), "{gap}");
     let unmeasured = profile["device"]["provenance"]["assumed"].to_string();
-    assert!(unmeasured.contains("peak_flops_per_s.bf16"), "{unmeasured}");
+    assert!(unmeasured.contains("compute_units"), "{unmeasured}");
+    assert_eq!(unmeasured.contains("peak_flops_per_s.bf16"), !supports_bf16(), "{unmeasured}");
     for group in ["gemm", "attention", "passes"] {
         let source = profile[group]["provenance"]["source"].as_str().unwrap();
         assert!(source.contains("fitted to"), "{group}: {source}");

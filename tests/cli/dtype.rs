@@ -54,3 +54,27 @@ fn a_run_in_bf16_learns_as_in_f32_and_resumes_in_bf16() {
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
     assert!(message.contains("--dtype is f32, and bf16 in "), "{message}");
 }
+
+/// A calibration measures the rate of GEMMs in bf16, so that a run in bf16 is predicted to be faster.
+#[test]
+fn a_measured_profile_has_prices_of_bf16() {
+    if !supports_bf16() {
+        eprintln!("skipped: this processor does not have AVX512_BF16");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("here.json");
+    let file = file.display();
+    let calibrate = format!("calibrate --quick --threads 1 --devices 1 --output {file}");
+    narrows(&calibrate).env("XDG_CACHE_HOME", folder.path()).assert().success();
+    let run = format!(
+        "run --hardware {file} --threads 1 --model cola-60m --global-batch 2 --sequence-length 64 --steps 1"
+    );
+    let predicted = |dtype: &str| {
+        let report = json(&format!("{run} --dtype {dtype}"));
+        report["prediction"]["step_time_s"].as_f64().unwrap()
+    };
+    let (exact, rounded) = (predicted("f32"), predicted("bf16"));
+    assert!(rounded < exact, "{rounded} and {exact}");
+    assert!(!stdout(&format!("{run} --dtype bf16")).contains("have no price"));
+}

@@ -21,6 +21,9 @@ const LONG_S: f64 = 20e-6;
 /// machine, which does not predict the next step.
 const STEP_FACTOR_MAX: f64 = 1.25;
 
+/// The rate of GEMMs in bf16.
+const BF16_RATE: &str = "peak_flops_per_s.bf16";
+
 /// The machine that was measured.
 #[derive(Clone, Debug)]
 pub struct CpuMachine {
@@ -63,8 +66,8 @@ pub fn fit_cpu_profile(
     set_peak_rates(&mut file, &points);
     let how = "peak and bandwidth: the largest rates of a GEMM and of a fused op; memory: as the system reports it";
     file.device.provenance = provenance(ProvenanceKind::Measured, Some(how), source, date);
-    // bf16 is not measured on processors, and the units that a GEMM's tiles are spread over are not counted.
-    file.device.provenance.assumed = vec!["peak_flops_per_s.bf16".into(), "compute_units".into()];
+    // bf16 may be measured apart (`with_bf16_rate`), and the units that a GEMM's tiles are spread over are not counted.
+    file.device.provenance.assumed = vec![BF16_RATE.into(), "compute_units".into()];
     if has(KernelClass::Gemm) {
         file.gemm.efficiency_max = 1.0;
         file.gemm.provenance = fitted("the price of GEMMs fitted", KernelClass::Gemm);
@@ -117,6 +120,20 @@ pub fn fit_cpu_profile(
         provenance: measured.clone(),
     });
     with_relative_errors(file, &measured)
+}
+
+/// The profile with a measured rate of GEMMs whose operands are rounded to bf16: a multiple of that in f32. `how` says how it was
+/// measured.
+///
+/// # Errors
+/// A rate outside the range of profiles.
+pub fn with_bf16_rate(profile: Profile, ratio: f64, how: &str) -> Result<Profile, Defects> {
+    let mut file = profile.file().clone();
+    let device = &mut file.device;
+    device.peak_flops_per_s.bf16 = ratio * device.peak_flops_per_s.f32;
+    device.provenance.assumed.retain(|field| field != BF16_RATE);
+    device.provenance.source = format!("{}; {BF16_RATE}: {how}", device.provenance.source);
+    file.resolve()
 }
 
 /// The assumed error of steps beyond that of their kernels, which measured steps replace

@@ -37,6 +37,8 @@ pub(super) struct GemmPrice {
     units: u64,
     memory_s_per_byte: f64,
     tiles: Vec<TilePrice>,
+    /// Format of operands in place of that of a GEMM.
+    operands: Option<DType>,
 }
 
 /// The costs of one wave of one tile shape.
@@ -76,6 +78,7 @@ impl GemmPrice {
             memory_s_per_byte: 1.0
                 / (device.memory_bandwidth_bytes_per_s * curve.memory_efficiency),
             tiles: tiles.collect(),
+            operands: curve.operands,
         }
     }
 
@@ -90,7 +93,7 @@ impl GemmPrice {
     }
 
     fn compute(&self, gemm: &Gemm, tile: &TilePrice) -> f64 {
-        let s_per_k = match gemm.input {
+        let s_per_k = match self.operands.unwrap_or(gemm.input) {
             DType::Bf16 => tile.bf16_s_per_k,
             DType::F32 | DType::U32 => tile.f32_s_per_k,
         };

@@ -26,7 +26,9 @@ use crate::kernel_shape::{
     KernelClass, MeasuredShapes, NEAR_OCTAVES, OTHER_KIND_OCTAVES, error_scale, growing_error_scale,
 };
 use crate::overlap::OverlapSlowdown;
-use crate::profile::{Executor, OverlapSpec, Profile, ProfileFile, RelativeError, fitted_shapes};
+use crate::profile::{
+    Executor, GemmCurve, OverlapSpec, Profile, ProfileFile, RelativeError, fitted_shapes,
+};
 use attention::AttentionPrice;
 pub use collective::GroupLinks;
 use collective::LinkPrice;
@@ -98,6 +100,7 @@ pub struct Prices {
     /// Whether the correction uses measurements of whole devices: kernels within a node, without launch gaps.
     whole_devices: bool,
     peak_flops_per_s: f64,
+    gemm_peak_flops_per_s: f64,
     overlap_slowdown: Option<OverlapSlowdown>,
     correction: Option<MeasuredCorrection>,
     gemm_error_growth: Option<f64>,
@@ -144,8 +147,12 @@ impl Prices {
         let mut prices = Prices::without_correction(file, executor, mesh);
         if let Some(measured) = &file.measured {
             let devices_share_machine = measured.devices_share_machine();
+            // Measured GEMMs have operands in their own format.
+            let mut as_measured = prices.clone();
+            let gemm = GemmCurve { operands: None, ..file.gemm.clone() };
+            as_measured.gemm = GemmPrice::new(&gemm, &file.device);
             let curve_time_s = |kernel: &Kernel, devices| {
-                prices.measured_curve_s(file, devices_share_machine, kernel, devices)
+                as_measured.measured_curve_s(file, devices_share_machine, kernel, devices)
             };
             let correction = MeasuredCorrection::new(measured, mesh.devices(), curve_time_s);
             prices.whole_devices = !devices_share_machine;
@@ -189,7 +196,11 @@ impl Prices {
             &file.links.relative_error,
             &file.links.inter_node.relative_error,
         ];
-        let peak = &file.device.peak_flops_per_s;
+        let peak = |dtype| match dtype {
+            DType::Bf16 => file.device.peak_flops_per_s.bf16,
+            DType::F32 | DType::U32 => file.device.peak_flops_per_s.f32,
+        };
+        let compute_dtype = file.precision.compute_dtype();
         Prices {
             launch_gap: Seconds(launch_costs.launch_gap_s),
             host_launch: Seconds(launch_costs.host_launch_s),
@@ -200,10 +211,8 @@ impl Prices {
             half_widths: errors.map(|error: &RelativeError| error.half_width_90),
             devices_sharing: 1.0,
             whole_devices: false,
-            peak_flops_per_s: match file.precision.compute_dtype() {
-                DType::Bf16 => peak.bf16,
-                DType::F32 | DType::U32 => peak.f32,
-            },
+            peak_flops_per_s: peak(compute_dtype),
+            gemm_peak_flops_per_s: peak(file.gemm.operands.unwrap_or(compute_dtype)),
             overlap_slowdown: file.overlap.as_ref().map(OverlapSpec::slowdown),
             correction: None,
             gemm_error_growth: file.gemm.error_growth.as_ref().map(|growth| growth.per_octave),
@@ -323,7 +332,7 @@ impl Prices {
     /// The time at the peak rate: the lower limit of corrected prices.
     fn peak_rate_time_s(&self, kernel: &Kernel) -> f64 {
         match kernel {
-            Kernel::Gemm(gemm) => gemm.flops().0 / self.peak_flops_per_s,
+            Kernel::Gemm(gemm) => gemm.flops().0 / self.gemm_peak_flops_per_s,
             Kernel::Attention(attention) => attention.flops().0 / self.peak_flops_per_s,
             _ => 0.0,
         }

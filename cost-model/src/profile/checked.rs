@@ -105,6 +105,18 @@ impl Profile {
         &self.fingerprint_within_nodes
     }
 
+    /// The profile for an executor that rounds the operands of GEMMs in f32 to bf16. `None` where their rate is not measured.
+    pub fn with_bf16_gemms(&self) -> Option<Profile> {
+        let Provenance { kind, assumed, .. } = &self.file.device.provenance;
+        let is_assumed = assumed.iter().any(|field| field == "peak_flops_per_s.bf16");
+        if *kind != ProvenanceKind::Measured || is_assumed {
+            return None;
+        }
+        let mut file = self.file.clone();
+        file.gemm.operands = Some(DType::Bf16);
+        file.resolve().ok()
+    }
+
     /// A warning for readers of predictions when the measurements of the profile are unreliable.
     pub fn warning(&self) -> Option<String> {
         let repeatability = self.file.measured.as_ref()?.repeatability?;

@@ -3,7 +3,7 @@
 //! Units are in the keys. Every group of numbers has a `provenance`; a number that was not measured is labelled
 //! `assumed` there.
 
-use narrows_plan::{Bytes, Executor, Precision};
+use narrows_plan::{Bytes, DType, Executor, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -216,6 +216,9 @@ pub struct GemmCurve {
     pub start_s: f64,
     /// The tiles that the library may choose from.
     pub tiles: Vec<GemmTile>,
+    /// Format to which an executor rounds the operands of GEMMs, where that is not the format of the program: GEMMs have its rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operands: Option<DType>,
     /// Error of measurements relative to the price.
     pub relative_error: RelativeError,
     /// Growth of the error of a GEMM alone with its distance from the shapes of `refits`. Where absent, the error grows as

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 
-use narrows_plan::{Defect, Defects, Kernel, short_number};
+use narrows_plan::{DType, Defect, Defects, Kernel, short_number};
 
 use super::checked::Profile;
 use super::file::{
@@ -243,6 +243,9 @@ impl ProfileValidator {
         for (index, tile) in gemm.tiles.iter().enumerate() {
             self.count(&format!("gemm.tiles[{index}].rows"), tile.rows, 4096);
             self.count(&format!("gemm.tiles[{index}].columns"), tile.columns, 4096);
+        }
+        if gemm.operands == Some(DType::U32) {
+            self.defect("gemm.operands", "`u32` is not a format of GEMMs: give bf16 or f32".into());
         }
         self.relative_error("gemm.relative_error", &gemm.relative_error);
         if let Some(growth) = &gemm.error_growth {

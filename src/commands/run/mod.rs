@@ -20,7 +20,8 @@ use std::sync::Arc;
 use narrows_cost_model::{Prices, Profile};
 use narrows_plan::model::{ExactStepObstacle, Model};
 use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_planner::{Prediction, Request, SearchCache};
+use narrows_planner::{Prediction, Request, SearchCache, predict_program};
+use narrows_runtime::GemmDtype;
 use narrows_runtime::checkpoint::FolderLock;
 use narrows_runtime::data::{LastTarget, TargetRule};
 use narrows_runtime::session::ModelProgram;
@@ -51,6 +52,29 @@ struct PlannedRun {
     program: CheckedProgram,
     prediction: Prediction,
     prices: Prices,
+    /// Whether the prediction has GEMMs in their own format.
+    gemms_are_priced: bool,
+}
+
+impl PlannedRun {
+    /// A plan with its prediction for a task, whose GEMMs may have another format than the plan.
+    fn new(model: Model, profile: &Profile, priced: PricedPlan, task: &RunTask) -> PlannedRun {
+        let PricedPlan { plan, resolved, program, prediction } = priced;
+        let gemm_dtype = match task {
+            RunTask::Train(training) => training.gemm_dtype(),
+            RunTask::Count(_) => None,
+        };
+        let rounds_operands = gemm_dtype == Some(GemmDtype::Bf16);
+        let with_bf16 = rounds_operands.then(|| profile.with_bf16_gemms()).flatten();
+        let prediction = match &with_bf16 {
+            Some(profile) => predict_program(&model, profile, plan.executor, &resolved, &program),
+            None => prediction,
+        };
+        let gemms_are_priced = with_bf16.is_some() || !rounds_operands;
+        let profile = with_bf16.as_ref().unwrap_or(profile);
+        let prices = Prices::new(profile, plan.executor, &plan.mesh);
+        PlannedRun { model, plan, program, prediction, prices, gemms_are_priced }
+    }
 }
 
 /// Destination of the text output of a run.
@@ -249,9 +273,8 @@ fn price_file(file: PlanFile, task: &RunTask) -> CommandResult<PlannedRun> {
         return Err(Failure::input(problem.hint(hint)));
     }
     warn_of_other_machine(&file.profile, task, file.plan.mesh.devices());
-    let PricedPlan { plan, program, prediction, .. } = price(&file)?;
-    let prices = Prices::new(&file.profile, plan.executor, &plan.mesh);
-    Ok(PlannedRun { model: file.model, plan, program, prediction, prices })
+    let priced = price(&file)?;
+    Ok(PlannedRun::new(file.model, &file.profile, priced, task))
 }
 
 fn search_plan(
@@ -259,7 +282,7 @@ fn search_plan(
     task: &RunTask,
     output: &OutputSettings,
 ) -> CommandResult<PlannedRun> {
-    let Request { model, profile, executor, .. } = request;
+    let Request { model, profile, .. } = request;
     if task.on_cpu().is_some() && profile.precision() != Precision::Fp32 {
         let name = profile.name();
         let message =
@@ -273,10 +296,9 @@ fn search_plan(
     let Some(best) = result.best else {
         return Err(InfeasibleReport::new(request, &result.report, &cache).into_failure());
     };
-    let PricedPlan { plan, program, prediction, .. } = PricedPlan::of_search(request, best)?;
-    warn_of_ineffective_flags(request, plan.mesh);
-    let prices = Prices::new(profile, *executor, &plan.mesh);
-    Ok(PlannedRun { model: model.clone(), plan, program, prediction, prices })
+    let priced = PricedPlan::of_search(request, best)?;
+    warn_of_ineffective_flags(request, priced.plan.mesh);
+    Ok(PlannedRun::new(model.clone(), profile, priced, task))
 }
 
 fn count(

@@ -63,7 +63,7 @@ fn train_in_group(
     output: &OutputSettings,
     (lock, signals): (Option<&FolderLock>, StopSignals),
 ) -> CommandResult<()> {
-    let PlannedRun { model, plan, program, prediction, prices } = planned;
+    let PlannedRun { model, plan, program, prediction, prices, gemms_are_priced } = planned;
     if let (Some(group), Some(settings)) = (&group, &training.checkpoints) {
         checkpoint::require_shared(&settings.dir, &**group).map_err(Failure::checkpoint)?;
     }
@@ -101,8 +101,14 @@ fn train_in_group(
     let first_step = trainer.session().steps();
     let files = record_files(training, &keeper, first_step)?;
     let predicted = step_prediction(&plan, &prediction);
-    let header =
-        RunHeader { model: &model, plan: &plan, prediction: &prediction, threads, training };
+    let header = RunHeader {
+        model: &model,
+        plan: &plan,
+        prediction: &prediction,
+        gemms_are_priced,
+        threads,
+        training,
+    };
     let resumed = keeper.resumed().map(|checkpoint| (checkpoint.step, checkpoint.path.as_path()));
     let evaluated = validation.as_ref().map(Validation::description);
     text.print(&header.text(trainer.sampler(), data_check.clause(), evaluated, resumed))?;

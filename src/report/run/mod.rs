@@ -37,6 +37,8 @@ pub struct RunHeader<'a> {
     pub plan: &'a Plan,
     /// The prediction for a step.
     pub prediction: &'a Prediction,
+    /// Whether the prediction has GEMMs in their own format.
+    pub gemms_are_priced: bool,
     /// Threads per device.
     pub threads: u64,
     /// The settings of the run.
@@ -53,7 +55,7 @@ impl RunHeader<'_> {
         evaluated: Option<String>,
         resumed: Option<(u64, &Path)>,
     ) -> String {
-        let RunHeader { model, plan, prediction, threads, training } = self;
+        let RunHeader { model, plan, prediction, gemms_are_priced, threads, training } = self;
         let mut page = Page::default();
         let mesh = plan.mesh;
         let devices = match training.target {
@@ -67,9 +69,9 @@ impl RunHeader<'_> {
         let work = plan.workload;
         let (file, tokens) = (sampler.file().path().display(), sampler.file().token_count());
         let step_time = Seconds(prediction.step_time_s);
-        let priced_dtype = match training.gemm_dtype() {
-            Some(GemmDtype::Bf16) => ", with GEMMs in f32: those in bf16 have no price",
-            _ => "",
+        let priced_dtype = match gemms_are_priced {
+            true => "",
+            false => ", with GEMMs in f32: those in bf16 have no price on this hardware",
         };
         let mut fields = vec![
             ("plan", mesh_and_schedule(plan)),
@@ -136,6 +138,8 @@ pub struct RunReport {
     threads_per_device: Option<u64>,
     /// Format to which the operands of GEMMs were rounded; `null` on GPUs.
     dtype: Option<GemmDtype>,
+    #[serde(skip)]
+    gemms_are_priced: bool,
     seed: u64,
     data: String,
     /// Steps completed in this run.
@@ -197,7 +201,7 @@ impl RunReport {
         history: &RunHistory,
         end: TrainEnd,
     ) -> RunReport {
-        let RunHeader { model, plan, prediction, threads, training } = header;
+        let RunHeader { model, plan, prediction, gemms_are_priced, threads, training } = header;
         let (time, breakdown_s) = history.median();
         let (allocated_bytes, scratch_bytes) = match history.steps() {
             0 => (trainer.session().allocated_bytes(), trainer.session().scratch_bytes()),
@@ -214,6 +218,7 @@ impl RunReport {
             mesh: plan.mesh,
             threads_per_device: (training.target == ExecutionTarget::Cpu).then_some(*threads),
             dtype: training.gemm_dtype(),
+            gemms_are_priced: *gemms_are_priced,
             seed: training.recipe.seed,
             data: trainer.sampler().file().path().display().to_string(),
             steps: history.steps(),
@@ -322,8 +327,10 @@ impl RunReport {
                 speed(self.tokens_per_s)
             ));
         }
-        if self.dtype == Some(GemmDtype::Bf16) {
-            page.line("The prediction has GEMMs in f32: those in bf16 have no price.");
+        if !self.gemms_are_priced {
+            page.line(
+                "The prediction has GEMMs in f32: those in bf16 have no price on this hardware.",
+            );
         }
         if !is_broken_down {
             page.line("Captured graphs are timed as a whole: --eager or --trace breaks them down.");
