@@ -7,9 +7,10 @@
 //!   "devices": 64, "tensor": 1, "pipeline": 1, "data": 64, "sharding": "FULL_SHARD", "micro_batch": 1,
 //!   "global_batch": 64, "sequence": 8192, "dtype": "bf16", "recompute": "block", "step_s": 2.8}]}
 //! ```
-//! Other fields are ignored. One of `step_s` and `tokens_per_s` may be left out; otherwise they agree. The family chooses the prices: a
-//! table of `profiles/frameworks`, or with `plan` those of a plan, whose model is `{"preset": …}` or `{"described": {…}}`. A row
-//! states what a step of a measurements file states, by the keys of such a step where it has no key of its own.
+//! Other fields are ignored. One of `step_s` and `tokens_per_s` may be left out; otherwise they agree. The family chooses
+//! the prices: a table of `profiles/frameworks`, or with `plan` those of a plan, whose model is `{"preset": …}` or
+//! `{"described": {…}}`. A row states what a step of a measurements file states, by the keys of such a step where it has
+//! no key of its own.
 
 mod row;
 
@@ -203,8 +204,8 @@ impl RowReader<'_> {
         }
     }
 
-    /// The stated strategy. Without one, Megatron-LM shards tokens where the row states sequence parallelism; other frameworks
-    /// shard them wherever they have a tensor axis.
+    /// The stated strategy. Without one, Megatron-LM shards tokens where the row states sequence parallelism; other
+    /// frameworks shard them wherever they have a tensor axis.
     fn strategy(&mut self, model: &TrainedModel, is_sequence_parallel: bool) -> Baseline {
         let shards_tokens = match model {
             TrainedModel::Gpt(_) => is_sequence_parallel,
@@ -224,7 +225,8 @@ impl RowReader<'_> {
                         "`{}` contradicts `recompute`, which states sequence parallelism",
                         strategy.name()
                     );
-                    self.defect("strategy", problem, "megatron-sp, or omit `strategy`");
+                    let sharding = Baseline::of_dense_model(true).name();
+                    self.defect("strategy", problem, &format!("{sharding}, or omit `strategy`"));
                 }
                 strategy
             }

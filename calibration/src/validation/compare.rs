@@ -281,7 +281,7 @@ fn predict_recomputation(
         recomputing.kernels.into_iter().chain(subtracted).collect();
     let errors = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
     let time_s = added_s / freed_bytes * 1e9;
-    let interval_s = errors.step_interval(&difference).map(|ratio| time_s * ratio);
+    let interval_s = errors.difference_interval(&difference).map(|ratio| time_s * ratio);
     Ok(PredictedTime { time_s, interval_s, terms: vec![] })
 }
 

@@ -80,22 +80,29 @@ impl<'a> ErrorModel<'a> {
 
     /// The interval of a step time relative to its predicted time: errors of the kernels and of the time between them.
     pub fn step_interval(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
-        self.interval(kernels, self.step_error())
+        self.interval(kernels, self.step_error(StepComparison::Alone))
+    }
+
+    /// The interval of the difference of two steps relative to the predicted one: errors of the kernels that differ, which the error of
+    /// a whole step does not contain, and of the time between them.
+    pub fn difference_interval(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
+        self.interval(kernels, self.step_error(StepComparison::Difference))
     }
 
     /// ln(time / predicted time) of a step in every draw. Draw b has the same errors of kernel classes and of steps
     /// for all programs and profiles with the same errors, so that differences of two steps are taken draw by draw.
     pub fn step_log_ratios(&self, kernels: &[(Kernel, f64)]) -> Vec<f64> {
-        self.log_ratios(kernels, self.step_error())
+        self.log_ratios(kernels, self.step_error(StepComparison::Difference))
     }
 
-    fn step_error(&self) -> StepError<'a> {
+    fn step_error(&self, comparison: StepComparison) -> StepError<'a> {
         let compared = self.file.measured.as_ref().and_then(|measured| measured.steps.as_ref());
         let compared = compared.filter(|_| self.executor == Executor::Captured);
         let launch_costs = self.file.executors.of(self.executor);
-        let of_step = match launch_costs.step_error_includes_kernels {
-            true => StepError::Whole,
-            false => StepError::BeyondKernels,
+        let includes_kernels = launch_costs.step_error_includes_kernels;
+        let of_step = match comparison {
+            StepComparison::Alone if includes_kernels => StepError::Whole,
+            _ => StepError::BeyondKernels,
         };
         let of_executor = launch_costs.step_error.as_ref().map(of_step);
         compared.map(StepError::Whole).or(of_executor).unwrap_or(StepError::None)
@@ -208,6 +215,13 @@ impl<'a> ErrorModel<'a> {
         unmeasured.sort_by(|a, b| b.share.total_cmp(&a.share));
         unmeasured
     }
+}
+
+/// Whether a step counts by itself, or against another step.
+#[derive(Clone, Copy)]
+enum StepComparison {
+    Alone,
+    Difference,
 }
 
 /// The error of a step time that the errors of kernels do not explain.
