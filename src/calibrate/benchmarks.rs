@@ -169,6 +169,14 @@ pub fn cpu_benchmarks(
     Ok(benchmarks)
 }
 
+/// Blocks of CoLA-60M between an embedding and a head of few tokens, which need little memory.
+fn wide_blocks(count: usize) -> CommandResult<Model> {
+    let mut model = preset("cola-60m")?;
+    model.vocab = 512;
+    model.blocks.truncate(count);
+    Ok(model)
+}
+
 /// Devices of the benchmarks of overlap.
 pub(super) const OVERLAP_DEVICES: u64 = 2;
 
@@ -189,8 +197,7 @@ pub fn overlap_benchmark(devices: u64, profile: &Profile) -> CommandResult<Optio
         Some(OverlapSpec { compute_slowdown: 1.0, collective_slowdown: 1.0, provenance });
     let profile = file.resolve().map_err(|defects| Failure::file("the profile", defects))?;
     let variant = PlanVariant { label: "data, overlapped", data: OVERLAP_DEVICES, ..ONE_DEVICE };
-    let mut model = preset("cola-60m")?;
-    model.blocks.truncate(2 * BLOCKS);
+    let model = wide_blocks(2 * BLOCKS)?;
     let benchmark = benchmark(&model, (4, 64), &variant, &profile, MemoryLimit::None);
     Ok(benchmark.map(|mut benchmark| {
         benchmark.request.overlap_grad_reduce = Some(true);
@@ -203,8 +210,7 @@ pub fn overlap_benchmark(devices: u64, profile: &Profile) -> CommandResult<Optio
 /// # Errors
 /// A missing preset.
 pub fn bf16_benchmark(profile: &Profile) -> CommandResult<Option<Benchmark>> {
-    let mut model = preset("cola-60m")?;
-    model.blocks.truncate(BLOCKS);
+    let model = wide_blocks(BLOCKS)?;
     Ok(benchmark(&model, (4, 64), &ONE_DEVICE, profile, MemoryLimit::None))
 }
 

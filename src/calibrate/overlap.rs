@@ -1,8 +1,8 @@
 //! Steps of CPU devices with collectives beside computation, and the same steps in order.
 //!
 //! Two devices on a data axis reduce gradients beside the last backward pass. Steps of both kinds alternate, so that other
-//! load of the machine affects both equally. A collective that waits for its other members occupies no thread: its time is that
-//! of the member that came last, and ends with it on every device.
+//! load of the machine affects both equally. A collective that waits for its other members yields its thread to computation:
+//! its time is that of the member that came last, and ends with it on every device.
 
 use std::ops::Range;
 use std::time::Duration;
