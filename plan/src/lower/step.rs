@@ -36,22 +36,17 @@ impl StageLowering<'_> {
         self.gradient_buckets(sites);
         let square_sum = self.buffer_of(BufferKey::Shared(OperandSlot::SquareSum));
         self.push(clear_square_sum(), &"step".into(), |_, _| square_sum);
-        self.reduce_tied_gradients(sites);
-        for site in sites {
-            let owned = self.owned_parameters(site);
-            for (op, parameters) in &owned {
-                self.push_parameter(site, *op, reduce_over_tensor(parameters, &context));
-            }
-            let ReducedParameters { late, .. } = self.reduced_early_or_late(site, sites, &owned);
-            for together in &late {
-                self.reduce_over_replicas(site, together);
-            }
-            let (kind, tied) = (site.plan.segment.kind, self.plan.tied);
-            let counted = owned.iter().filter_map(|(op, parameters)| {
-                Some((*op, count_square(kind, parameters, tied, &context)?))
-            });
-            self.push_multi_tensor(site, counted.collect(), MultiTensorOp::SquareSum);
+        // The last stage ends its passes long before the first, and reduces the gradients of its blocks before it waits for
+        // the first stage's gradient of a tied weight.
+        let is_tied = self.plan.tied && context.mesh.pipeline > 1;
+        let is_first =
+            |site: &&SegmentSite| !is_tied || site.plan.segment.kind == SegmentKind::Block;
+        let (first, others): (Vec<_>, Vec<_>) = sites.iter().partition(is_first);
+        self.reduce_in_step(&first, sites);
+        if is_tied {
+            self.reduce_tied_gradients(sites);
         }
+        self.reduce_in_step(&others, sites);
         for template in reduce_square_sum(&context) {
             self.push(template, &"step gradient norm".into(), |_, _| square_sum);
         }
@@ -67,6 +62,27 @@ impl StageLowering<'_> {
             self.push_coalesced(site, &exposed, CoalescedCollective::AllGather);
         }
         self.gather_buckets(sites);
+    }
+
+    /// Reduces the gradients of some sites of the stage, besides those that are reduced during the last pass, and sums their
+    /// squares.
+    fn reduce_in_step(&mut self, some: &[&SegmentSite], sites: &[SegmentSite]) {
+        let context = self.plan.context;
+        for site in some {
+            let owned = self.owned_parameters(site);
+            for (op, parameters) in &owned {
+                self.push_parameter(site, *op, reduce_over_tensor(parameters, &context));
+            }
+            let ReducedParameters { late, .. } = self.reduced_early_or_late(site, sites, &owned);
+            for together in &late {
+                self.reduce_over_replicas(site, together);
+            }
+            let (kind, tied) = (site.plan.segment.kind, self.plan.tied);
+            let counted = owned.iter().filter_map(|(op, parameters)| {
+                Some((*op, count_square(kind, parameters, tied, &context)?))
+            });
+            self.push_multi_tensor(site, counted.collect(), MultiTensorOp::SquareSum);
+        }
     }
 
     /// The gathers that run during the first pass of the next step, one bucket for each segment, or several for the first block:
@@ -323,9 +339,6 @@ impl StageLowering<'_> {
 
     /// All-reduces the gradient of a tied weight that the first and the last stage both have.
     fn reduce_tied_gradients(&mut self, sites: &[SegmentSite]) {
-        if !self.plan.tied || self.plan.context.mesh.pipeline == 1 {
-            return;
-        }
         for site in sites {
             let segment = &site.plan.segment;
             let Some(op) = segment.vocabulary_op() else { continue };

@@ -1,7 +1,7 @@
 //! Step times of partitions before lowering.
 
 use narrows_cost_model::{
-    BucketTime, EarlyBucket, GatherTime, PassTimes, StageOverlap, StageTime, StepPart,
+    BucketTime, EarlyBucket, GatherTime, PassTimes, SegmentTime, StageOverlap, StageTime, StepPart,
     SyncedStages, schedule_time,
 };
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
@@ -169,34 +169,31 @@ fn step_parts(
 ) -> Vec<StepPart> {
     let stages = context.mesh.pipeline as usize;
     let StepSyncs { begin, tied, norm, update } = overhead.syncs;
-    let update = update + blocks.update;
-    let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
-    let reductions = blocks.blocks.iter().map(|block| block.time.overlapped);
-    let overlapped = reductions.sum::<Seconds>() + overhead.before_blocks.overlapped;
-    let gathers = blocks.blocks.iter().map(|block| block.time.gathered);
-    let gathered = gathers.sum::<Seconds>() + overhead.head_gathered;
     // The step phase of a segment counts the least time that its reductions add during the backward pass, and its gathers
     // during the forward pass. The reductions of the first block, or the last of them, run after the backward pass.
-    let hidden = overhead
-        .slowdown
-        .map_or(Seconds(0.0), |slowdown| (overlapped + gathered) * slowdown.hidden_cost());
+    let hidden_cost = overhead.slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost());
+    let of_blocks = |time: fn(&SegmentTime) -> Seconds| -> Seconds {
+        blocks.blocks.iter().map(|block| time(&block.time)).sum()
+    };
     let first = blocks.blocks.first().map_or(Seconds(0.0), |block| {
         match block.split_bucket(context.last_gradient_bucket) {
             Some(split) => split.late,
             None => block.time.overlapped,
         }
     });
+    let hidden = of_blocks(|time| time.overlapped + time.gathered) * hidden_cost;
+    let uncounted = of_blocks(|time| time.uncounted);
+    let reduce_blocks = blocks.step_phase + uncounted - blocks.update - hidden + first;
+    let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
+    let hidden = (overhead.before_blocks.overlapped + overhead.head_gathered) * hidden_cost;
     let counted = hidden + overhead.first_block_min + overhead.first_gather_min;
-    let uncounted = blocks.blocks.iter().map(|block| block.time.uncounted).sum::<Seconds>();
-    let uncounted = uncounted + overhead.uncounted;
-    let reduce =
-        overhead.step_phase + blocks.step_phase + uncounted - update - syncs - counted + first;
-    let mut parts = vec![StepPart::Local(begin)];
+    let reduce_ends = overhead.step_phase + overhead.uncounted - update - syncs - counted;
+    let mut parts = vec![StepPart::Local(begin + reduce_blocks)];
     parts.extend(
         tied.map(|time| StepPart::Synchronised(SyncedStages::first_and_last(stages), time)),
     );
-    parts.push(StepPart::Local(reduce));
+    parts.push(StepPart::Local(reduce_ends));
     parts.extend(norm.map(|time| StepPart::Synchronised(SyncedStages::all(stages), time)));
-    parts.push(StepPart::Local(update));
+    parts.push(StepPart::Local(update + blocks.update));
     parts
 }
