@@ -4,7 +4,8 @@
 //! step phases of different stages run at the same time, and the step phase of a stage that ends its passes early is
 //! hidden in part: a second of one stage's step phase delays the step by λ ≤ 1 seconds, and the λ of all stages add up to
 //! about 1. With few microbatches, all passes of all stages delay the step. An assignment that minimises M·t + u may
-//! therefore give a shorter step, at M = m/λ, or at M < m where the stage's passes wait for passes of other stages. Stages
+//! therefore give a shorter step, at M = m/λ, or at M < m where the stage's passes wait for passes of other stages: the first
+//! stage's step phase follows all passes, but its passes delay the step less where another stage has more work. Stages
 //! choose among assignments at several M, one stage at a time, while the simulated step becomes shorter.
 
 use std::sync::Arc;
@@ -101,15 +102,17 @@ impl StagePartitioner<'_> {
 /// Smallest relative improvement.
 const IMPROVEMENT_MIN: f64 = 1e-9;
 
-/// The numbers of microbatches M that weigh the step phase: one, the microbatches of a step, the M at which all stages
-/// have equal shares of the step phase, some values around it, and one so large that the step phase has no weight.
+/// The numbers of microbatches M that weigh the step phase: one, parts of the microbatches of a step, all of them, the M at
+/// which all stages have equal shares of the step phase, some values around it, and one so large that the step phase has no
+/// weight.
 fn step_phase_weights(context: &Context) -> Vec<u64> {
     let microbatches = context.workload.microbatches(&context.mesh);
     let stages = context.mesh.pipeline;
     let shared = microbatches * stages;
     let few = (microbatches as f64 * (stages as f64).sqrt()).ceil() as u64;
     let mut weights = vec![1, microbatches, few, shared, 4 * shared];
-    weights.retain(|weight| *weight < ASYMPTOTIC_MICROBATCHES);
+    weights.extend([2, 4, 8].map(|part| microbatches / part));
+    weights.retain(|weight| (1..ASYMPTOTIC_MICROBATCHES).contains(weight));
     weights.push(ASYMPTOTIC_MICROBATCHES);
     weights.sort_unstable();
     weights.dedup();
