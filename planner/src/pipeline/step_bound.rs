@@ -23,12 +23,17 @@
 //! maxₛ uₛ + Σ_{j<s} fⱼ + Σ_{j>s} t'ⱼ + (m − v + 1)·tₛ + (v − 1)·bₛ  where v = min(m, wₛ)
 //! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + t'ₛ + r'ₛ               fₛ alone where s has no weight-gradient passes,
 //!                                                     as without blocks
-//! maxₛ u₀ + Σ_{j<s} t'ⱼ + m·t'ₛ
+//! maxₛ u₀ + t₀ + Σ_{0<j<s} t'ⱼ + (m − k)·tₛ + k·t'ₛ                     where k = min(m, s + 1) and s > 0
+//! maxₛ u₀ + t₀ + Σ_{0<j<s} t'ⱼ + 2·Σ_{j>s} t'ⱼ + (n − k)·tₛ + k·t'ₛ     where n = m − wₛ + 1 > 1 and k = min(n, s + 1)
+//! maxₛ u₀ + 2·Σ_{j>s} t'ⱼ + n·tₛ                                        for s = 0
 //! ```
 //! Second bound: the first backward pass of stage s follows the round trip of the first microbatch, and until then the
 //! stage has run at most v forward passes and no backward pass. Third bound: all gradient reductions begin after the last
 //! pass has begun, which is a short one; r' is the part of their time that u does not count. Fourth bound: the backward pass
-//! of the last microbatch ends on stage s after all other passes but weight gradients, and then visits the earlier stages.
+//! of the last microbatch follows all other passes of stage s but the weight gradients of k microbatches, and then visits the
+//! earlier stages, of which the first computes its weight gradients in the same pass. Last bounds: stage s waits for the later
+//! stages twice, before its first backward pass and before that of the last microbatch. From the one to the other it runs
+//! n − 1 passes of each kind, but weight gradients only of microbatches whose backward pass was s or more passes before.
 //!
 //! Of uₛ, the gathers of updated weights run during the first forward pass, and before it. Each second of them adds at least h
 //! (`OverlapSlowdown::hidden_cost`) to that pass, but a later stage hides up to Σ_{j<s} fⱼ of them while it waits for its first
@@ -85,11 +90,12 @@ impl StagePosition {
         (self.stages - self.stage) as u64
     }
 
-    /// Passes of a 1F1B stage after the first microbatch has come back: m − w + 1, where m > w.
+    /// Passes of a stage with one chunk after the first microbatch has come back: m − w + 1, where m > w.
     fn passes_after_warm_up(&self) -> Option<f64> {
         let StepSchedule { schedule, microbatches, .. } = self.step;
-        let is_1f1b = schedule == PipelineSchedule::OneForwardOneBackward;
-        (is_1f1b && microbatches > self.depth()).then(|| (microbatches - self.depth() + 1) as f64)
+        let is_interleaved = schedule == PipelineSchedule::Interleaved;
+        (!is_interleaved && microbatches > self.depth())
+            .then(|| (microbatches - self.depth() + 1) as f64)
     }
 
     /// Lower bound on a 1F1B step because of the stage, without the step phase of the first one: `before` and
@@ -111,6 +117,19 @@ impl StagePosition {
             (microbatches - in_flight + 1.0) * own + (in_flight - 1.0) * own_backward;
         busy.max(around.forward_before + around.round_trip_after + later_passes)
     }
+
+    /// Lower bound on the end of the passes of the first stage of a zero-bubble pipeline, because of the stage.
+    fn last_return(&self, around: &PassesAround, own: f64) -> f64 {
+        let PassesAround { round_trip_before, own_round_trip, round_trip_after, .. } = around;
+        let before_return = |passes: f64| {
+            // The first stage has no weight-gradient passes.
+            let without = if self.stage > 0 { passes.min(self.stage as f64 + 1.0) } else { 0.0 };
+            round_trip_before + (passes - without) * own + without * own_round_trip
+        };
+        let busy = before_return(self.step.microbatches as f64);
+        let waiting = |passes| before_return(passes) + 2.0 * round_trip_after;
+        self.passes_after_warm_up().map(waiting).map_or(busy, |waiting| waiting.max(busy))
+    }
 }
 
 /// Passes of one microbatch on a stage and the others, in seconds.
@@ -123,13 +142,6 @@ struct PassesAround {
     own_round_trip: f64,
     /// The same of the stages after.
     round_trip_after: f64,
-}
-
-impl PassesAround {
-    /// Time by which the last microbatch has come back to the first stage.
-    fn last_return(&self, microbatches: u64) -> f64 {
-        self.round_trip_before + microbatches as f64 * self.own_round_trip
-    }
 }
 
 /// Prefix sums of lower bounds over stages and blocks.
@@ -201,8 +213,7 @@ impl PrefixBounds {
     }
 
     /// The first stage's step phase for the bounds of later stages, once `stage` has the blocks of `run`; `before` is the
-    /// one without this stage. With the zero-bubble schedule, whose weight gradients delay no other stage, it is the step
-    /// phase alone.
+    /// one without this stage.
     pub(super) fn first_step_phase_after(
         &self,
         stage: usize,
@@ -212,7 +223,6 @@ impl PrefixBounds {
         before: f64,
     ) -> f64 {
         match (stage, self.step.schedule) {
-            (0, PipelineSchedule::ZeroBubble) => self.step_phase_bound(overhead, run),
             (0, _) => self.first_stage_bound(overhead, run, assignment),
             (_, PipelineSchedule::ZeroBubble) => before,
             (1, _) if self.has_empty_first_stage => {
@@ -222,17 +232,26 @@ impl PrefixBounds {
         }
     }
 
-    /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its microbatch time
-    /// without a memory limit: its step phase, or both minimised together.
+    /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its passes without a
+    /// memory limit: its step phase, or both minimised together. The passes are those that bounds of later stages count: with
+    /// the zero-bubble schedule, without weight gradients.
     fn first_stage_bound(
         &self,
         overhead: &StageOverhead,
         run: &Range<usize>,
         assignment: &StageAssignment,
     ) -> f64 {
-        let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0
-            - (self.microbatch_times[run.end] - self.microbatch_times[run.start]);
-        self.step_phase_bound(overhead, run).max(together)
+        let microbatch_time = self.microbatch_times[run.end] - self.microbatch_times[run.start];
+        let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0;
+        let both = together.max(microbatch_time + self.step_phase_bound(overhead, run));
+        let counted = match self.step.schedule {
+            PipelineSchedule::ZeroBubble => {
+                let round_trip = |block: usize| self.passes[block].without_weight_gradients;
+                round_trip(run.end) - round_trip(run.start)
+            }
+            _ => microbatch_time,
+        };
+        both - counted
     }
 
     /// Lower bound on the time by which the second stage with the blocks of `run`, after a first stage without blocks, delays
@@ -293,21 +312,30 @@ impl PrefixBounds {
             let hidden_gathers = self.gather_hidden_cost * around.forward_before;
             let waited = around.forward_before - hidden_gathers;
             let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
-            let last_return = around.last_return(self.step.microbatches) + first_step_phase;
-            return (passes + step_phase).max(waited + all).max(last_return);
+            let last_return = position.last_return(&around, own) + first_step_phase;
+            let mut bound = (passes + step_phase).max(waited + all).max(last_return);
+            if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
+                let after = around.round_trip_after;
+                bound = bound.max(self.first_stage_waiting(passes, after, all, first_step_phase));
+            }
+            return bound;
         }
         let after =
             self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
         let bound = position.bound_1f1b(before, own, after) + first_step_phase;
         let mut bound = bound.max(all);
-        if let Some(passes) = position.passes_after_warm_up()
-            && stage == 0
-        {
-            // m·t + u is at least `all`, and the remainder after some passes is at least its share.
-            let share = passes / microbatches;
-            bound = bound.max(2.0 * after + share * all + (1.0 - share) * first_step_phase);
+        if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
+            bound = bound.max(self.first_stage_waiting(passes, after, all, first_step_phase));
         }
         bound
+    }
+
+    /// Lower bound on a step whose first stage waits twice for the later ones, which take `after`, and runs some passes besides.
+    /// `all` is a lower bound on all of its passes and its step phase, m·t + u, of which `step_phase` is one on u.
+    fn first_stage_waiting(&self, passes: f64, after: f64, all: f64, step_phase: f64) -> f64 {
+        // The remainder after some passes is at least its share.
+        let share = passes / self.step.microbatches as f64;
+        2.0 * after + share * all + (1.0 - share) * step_phase
     }
 
     /// Lower bounds on the passes of the stages around one with the blocks of `run`.
@@ -362,7 +390,10 @@ impl Partition {
         if step.schedule == PipelineSchedule::ZeroBubble {
             let forward: Vec<f64> =
                 stages().map(|(stage, overhead)| (stage.forward + overhead.forward).0).collect();
-            let deferred = |stage: usize| self.stages[stage].weight_gradient.0;
+            let deferred = |stage: usize| match stage {
+                0 => 0.0,
+                _ => self.stages[stage].weight_gradient.0,
+            };
             let backward = |stage: usize| times[stage] - forward[stage];
             let round_trip = |stages: Range<usize>| -> f64 {
                 stages.map(|stage| times[stage] - deferred(stage)).sum()
@@ -374,8 +405,8 @@ impl Partition {
                     own_round_trip: round_trip(stage..stage + 1),
                     round_trip_after: round_trip(stage + 1..times.len()),
                 };
-                let mut passes =
-                    position(stage).bound_zero_bubble(&around, times[stage], backward(stage));
+                let position = position(stage);
+                let mut passes = position.bound_zero_bubble(&around, times[stage], backward(stage));
                 let uncounted =
                     overheads[stage].slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
                 if stage > 0 && deferred(stage) > 0.0 {
@@ -385,7 +416,7 @@ impl Partition {
                     passes = passes.max(around.forward_before + busy + uncounted * reductions.0);
                 }
                 let hidden_gathers = overheads[stage].gather_hidden_cost * around.forward_before;
-                let last_return = around.last_return(step.microbatches) + step_phase(0);
+                let last_return = position.last_return(&around, times[stage]) + step_phase(0);
                 (passes + step_phase(stage) - hidden_gathers).max(last_return)
             };
             return (0..times.len()).map(of_stage).fold(0.0, f64::max);
