@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use narrows_plan::Context;
 
-use super::assignment::StageAssignment;
+use super::assignment::{AssignmentMethod, StageAssignment};
 use super::partition::{Partition, StageBlocks};
 use super::partitioner::StagePartitioner;
 use crate::segment::ASYMPTOTIC_MICROBATCHES;
@@ -37,7 +37,7 @@ impl StagePartitioner<'_> {
                 (partition, partition_time, 1)
             }
         };
-        let weights = step_phase_weights(self.context());
+        let weights = step_phase_weights(self.context(), &best);
         if best.counts.len() == 1 {
             return (best, best_time, priced);
         }
@@ -75,8 +75,11 @@ impl StagePartitioner<'_> {
                 candidate[stage] = weight;
                 attempt(candidate, &mut best, &mut chosen);
             }
-            if !is_improved || !may_move_blocks {
+            if !is_improved {
                 return (best, best_time, priced);
+            }
+            if !may_move_blocks {
+                continue;
             }
             let choice = |blocks: StageBlocks| self.assignment_at(blocks, chosen[blocks.stage]);
             let (moved, moved_time, more) = best.local_search(&choice, best_time, &bound, &time);
@@ -104,14 +107,17 @@ const IMPROVEMENT_MIN: f64 = 1e-9;
 
 /// The numbers of microbatches M that weigh the step phase: one, parts of the microbatches of a step, all of them, the M at
 /// which all stages have equal shares of the step phase, some values around it, and one so large that the step phase has no
-/// weight.
-fn step_phase_weights(context: &Context) -> Vec<u64> {
+/// weight. Where memory binds, each number takes hulls of its own, and parts are left out.
+fn step_phase_weights(context: &Context, partition: &Partition) -> Vec<u64> {
     let microbatches = context.workload.microbatches(&context.mesh);
     let stages = context.mesh.pipeline;
     let shared = microbatches * stages;
     let few = (microbatches as f64 * (stages as f64).sqrt()).ceil() as u64;
     let mut weights = vec![1, microbatches, few, shared, 4 * shared];
-    weights.extend([2, 4, 8].map(|part| microbatches / part));
+    let is_unbound = |stage: &Arc<StageAssignment>| stage.method == AssignmentMethod::Elimination;
+    if partition.stages.iter().all(is_unbound) {
+        weights.extend([2, 4, 8].map(|part| microbatches / part));
+    }
     weights.retain(|weight| (1..ASYMPTOTIC_MICROBATCHES).contains(weight));
     weights.push(ASYMPTOTIC_MICROBATCHES);
     weights.sort_unstable();
