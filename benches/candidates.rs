@@ -184,6 +184,8 @@ impl SolvedContext {
             uncounted_reductions_min: vec![0.0; blocks],
             step_phase_times_min: steps.clone(),
             single_microbatch_steps_min: steps,
+            first_stage_weights: [0; 2],
+            weighted_steps_min: vec![[0.0; 2]; blocks],
             step_time: f64::INFINITY,
         };
         Some(SolvedContext { step, overheads, cutoff, assignments })

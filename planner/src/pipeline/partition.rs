@@ -42,6 +42,9 @@ impl StageBlocks {
 /// The fastest assignment for a run of blocks on a stage; `None` when none fits.
 pub(super) type StageChoice<'a> = &'a dyn Fn(StageBlocks) -> Option<Arc<StageAssignment>>;
 
+/// Number of weights of the passes of a first stage.
+pub(super) const FIRST_STAGE_WEIGHTS: usize = 2;
+
 /// Lower bounds on single blocks, and the step time that a partition must beat.
 #[derive(Clone, Debug)]
 pub struct PruningCutoff {
@@ -55,6 +58,10 @@ pub struct PruningCutoff {
     pub step_phase_times_min: Vec<f64>,
     /// Lower bound on each block's microbatch time plus its step phase, without a memory limit.
     pub single_microbatch_steps_min: Vec<f64>,
+    /// Numbers of microbatches that weigh the passes of a first stage less than a step does; 0 for none.
+    pub first_stage_weights: [u64; FIRST_STAGE_WEIGHTS],
+    /// Lower bound on each block's time in a step of each of these numbers of microbatches, without a memory limit.
+    pub weighted_steps_min: Vec<[f64; FIRST_STAGE_WEIGHTS]>,
     /// Step time to beat.
     pub step_time: f64,
 }

@@ -10,9 +10,9 @@ use rustc_hash::FxHashMap;
 
 use super::assignment::{BlockInFlight, StageAssignment, assign_points};
 use super::in_flight::in_flight_in_chunks;
-use super::interleaved::{BlockTimesMin, stage_chunks};
+use super::interleaved::{BlockTimesMin, ChunkMin, mean_bound, stage_chunks};
 use super::overhead::{PipelineOverheads, StageOverhead};
-use super::partition::{Partition, PruningCutoff, StageBlocks, StageChoice};
+use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::refinement::StageRefinement;
 use super::relaxation::RelaxedStage;
 use super::step_bound::StepSchedule;
@@ -159,7 +159,10 @@ impl<'a> StagePartitioner<'a> {
             microbatch: &least.microbatch_times_min,
             step_phase: &least.step_phase_times_min,
         };
-        blocks.step_bound(context, beside_blocks, stage_blocks) + overheads[0].step_phase_min.0
+        let of_passes = blocks.step_bound(context, beside_blocks, stage_blocks);
+        let stages = ChunkMin::of_stages(self.segments, context, self.boundary, overheads, &least);
+        let microbatches = context.workload.microbatches(&context.mesh);
+        (of_passes + overheads[0].step_phase_min.0).max(mean_bound(&stages, microbatches))
     }
 
     /// Relaxations of all stages by `relax`; `None` where they would exclude nothing, or cost as much as the
@@ -179,9 +182,10 @@ impl<'a> StagePartitioner<'a> {
     fn pruning_cutoff(&self, step_time: f64) -> PruningCutoff {
         let (mut microbatch_times_min, mut step_phase_times_min) = (vec![], vec![]);
         let (mut passes_min, mut uncounted_reductions_min) = (vec![], vec![]);
-        let mut single_microbatch_steps_min = vec![];
+        let (mut single_microbatch_steps_min, mut weighted_steps_min) = (vec![], vec![]);
+        let first_stage_weights = self.first_stage_weights();
         let single = SegmentSolver::with_microbatches(self.context, 1);
-        let may_have_empty_stages = self.context.mesh.pipeline > 1 && self.context.chunks == 1;
+        let is_pipeline = self.context.mesh.pipeline > 1;
         let slowdown = self.segments.prices(self.context).overlap_slowdown();
         let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
         // Other schedules are bounded by the time of both passes.
@@ -198,16 +202,18 @@ impl<'a> StagePartitioner<'a> {
                 passes(spec),
                 self.segments.overlapped_min(spec, self.context),
                 self.segments.step_phase_range(spec, self.context)[0],
-                may_have_empty_stages.then(|| self.segments.fastest(spec, &single)).flatten(),
+                is_pipeline.then(|| self.segments.fastest(spec, &single)).flatten(),
+                first_stage_weights.map(|weight| self.step_min(spec, weight)),
             )
         });
-        for (microbatch_time, passes, reductions, step_phase, single) in of_layers {
+        for (microbatch_time, passes, reductions, step_phase, single, weighted) in of_layers {
             microbatch_times_min.extend(microbatch_time);
             passes_min.push(passes);
             uncounted_reductions_min.push(uncounted * reductions);
             step_phase_times_min.push(step_phase);
             let step_min = single.map_or(0.0, |single| single.time.total(1).0);
             single_microbatch_steps_min.push(step_min);
+            weighted_steps_min.push(weighted);
         }
         PruningCutoff {
             microbatch_times_min,
@@ -215,8 +221,25 @@ impl<'a> StagePartitioner<'a> {
             uncounted_reductions_min,
             step_phase_times_min,
             single_microbatch_steps_min,
+            first_stage_weights,
+            weighted_steps_min,
             step_time,
         }
+    }
+
+    /// The weights of passes of a first stage: a half and a quarter of the microbatches of a step.
+    fn first_stage_weights(&self) -> [u64; FIRST_STAGE_WEIGHTS] {
+        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        let is_divided = self.stages.len() > 1 && self.context.chunks == 1;
+        let weights = [microbatches / 2, microbatches / 4];
+        if is_divided { weights } else { [0; FIRST_STAGE_WEIGHTS] }
+    }
+
+    /// Lower bound in seconds on the time of a segment in a step of this many microbatches, without a memory limit; 0 for none.
+    fn step_min(&self, spec: SegmentSpec, microbatches: u64) -> f64 {
+        let context = SegmentSolver::with_microbatches(self.context, microbatches);
+        let fastest = (microbatches > 0).then(|| self.segments.fastest(spec, &context)).flatten();
+        fastest.map_or(0.0, |fastest| fastest.time.total(microbatches).0)
     }
 
     /// Whether the deadline has passed during the division, so that partitions are missing.

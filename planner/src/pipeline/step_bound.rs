@@ -42,7 +42,14 @@
 //!
 //! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
 //! so the bounds use the smallest t that the stage's bytes allow, the smallest u, f, b and t', and the smallest
-//! m·t + u where both are of one stage. For later stages of 1F1B, t₀ + u₀ is minimised together.
+//! m·t + u where both are of one stage. For later stages, t₀ + u₀ is minimised together. Such a bound B + t₀ + u₀ and the bound
+//! A + n·t₀ + u₀ of the first stage alone, where A is 2·Σ_{j>0} tⱼ or, with few microbatches, 0 and n is m, have means
+//!
+//! ```text
+//! (1 − y)·B + y·A + W·t₀ + u₀                          with W = 1 − y + y·n
+//! ```
+//! A first stage with a short step phase has long passes, so that a mean may be larger than both bounds, each at its own best t₀.
+//! The means are taken at the W of [`PruningCutoff::first_stage_weights`].
 
 use std::ops::Range;
 
@@ -52,7 +59,7 @@ use narrows_plan::{Context, PipelineSchedule, Seconds};
 use super::assignment::StageAssignment;
 use super::interleaved::{chunk_passes, passes_bound};
 use super::overhead::StageOverhead;
-use super::partition::{Partition, PruningCutoff};
+use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff};
 
 /// The schedule of a pipeline and the microbatches of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +151,28 @@ struct PassesAround {
     round_trip_after: f64,
 }
 
+/// What the first stage of a division adds to bounds of later stages, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FirstStageCost {
+    /// Lower bound on its step phase, or on the time that it adds to the stage's least passes.
+    step_phase: f64,
+    /// Terms of the means with bounds of the stage alone, for each of [`PruningCutoff::first_stage_weights`].
+    means: [f64; FIRST_STAGE_WEIGHTS],
+}
+
+impl FirstStageCost {
+    /// The cost of a stage of which only a bound on the step phase is known.
+    pub(super) fn of_step_phase(step_phase: f64) -> FirstStageCost {
+        FirstStageCost { step_phase, means: [f64::NEG_INFINITY; FIRST_STAGE_WEIGHTS] }
+    }
+
+    /// Whether no bound of a later stage is larger than with the other cost.
+    pub(super) fn is_no_more_than(&self, other: &FirstStageCost) -> bool {
+        let mut means = self.means.iter().zip(&other.means);
+        self.step_phase <= other.step_phase && means.all(|(own, other)| own <= other)
+    }
+}
+
 /// Prefix sums of lower bounds over stages and blocks.
 pub(super) struct PrefixBounds {
     /// Microbatch time of the overheads of the stages before s.
@@ -160,6 +189,10 @@ pub(super) struct PrefixBounds {
     step_phase_times: Vec<f64>,
     /// Microbatch time and step phase of the blocks before b, minimised together.
     single_microbatch_steps: Vec<f64>,
+    /// The same with each weight of microbatch times.
+    weighted_steps: Vec<[f64; FIRST_STAGE_WEIGHTS]>,
+    /// The weights.
+    weights: [u64; FIRST_STAGE_WEIGHTS],
     /// Forward and backward pass of the overhead of the first stage.
     first_passes: [f64; 2],
     /// Whether the first stage has no block.
@@ -199,6 +232,10 @@ impl PrefixBounds {
                 cutoff.single_microbatch_steps_min.iter().copied(),
                 |a, b| a + b,
             ),
+            weighted_steps: prefix_sums(cutoff.weighted_steps_min.iter().copied(), |a, b| {
+                std::array::from_fn(|weight| a[weight] + b[weight])
+            }),
+            weights: cutoff.first_stage_weights,
             first_passes: [overheads[0].forward.0, overheads[0].backward.0],
             has_empty_first_stage: overheads[0].is_empty,
             gather_hidden_cost: overheads[0].gather_hidden_cost,
@@ -212,24 +249,72 @@ impl PrefixBounds {
             - self.step_phase_times[run.start]
     }
 
-    /// The first stage's step phase for the bounds of later stages, once `stage` has the blocks of `run`; `before` is the
-    /// one without this stage.
-    pub(super) fn first_step_phase_after(
+    /// The first stage's cost for the bounds of later stages, once `stage` has the blocks of `run`; `before` is the one
+    /// without this stage.
+    pub(super) fn first_stage_cost_after(
         &self,
         stage: usize,
         run: &Range<usize>,
         assignment: &StageAssignment,
         overhead: &StageOverhead,
-        before: f64,
-    ) -> f64 {
+        before: FirstStageCost,
+    ) -> FirstStageCost {
         match (stage, self.step.schedule) {
-            (0, _) => self.first_stage_bound(overhead, run, assignment),
+            (0, _) => FirstStageCost {
+                step_phase: self.first_stage_bound(overhead, run, assignment),
+                means: std::array::from_fn(|at| self.first_stage_mean(overhead, run, at)),
+            },
             (_, PipelineSchedule::ZeroBubble) => before,
             (1, _) if self.has_empty_first_stage => {
-                before.max(self.second_stage_bound(overhead, run))
+                let step_phase = before.step_phase.max(self.second_stage_bound(overhead, run));
+                FirstStageCost { step_phase, ..before }
             }
             _ => before,
         }
+    }
+
+    /// The share y of the bound of the first stage alone in the mean at one of the weights; `None` at a weight of no mean.
+    fn share_of_first_stage(&self, at: usize) -> Option<f64> {
+        let first = StagePosition { stage: 0, stages: self.overheads.len() - 1, step: self.step };
+        let passes = first.passes_after_warm_up().unwrap_or(self.step.microbatches as f64);
+        let weight = self.weights[at] as f64;
+        (weight > 1.0 && weight <= passes).then(|| (weight - 1.0) / (passes - 1.0))
+    }
+
+    /// The terms of a mean of the first stage with the blocks of `run`, less those of its passes that bounds of later stages count.
+    fn first_stage_mean(&self, overhead: &StageOverhead, run: &Range<usize>, at: usize) -> f64 {
+        let Some(share) = self.share_of_first_stage(at) else { return f64::NEG_INFINITY };
+        let (weight, microbatches) = (self.weights[at] as f64, self.step.microbatches as f64);
+        let around = self.passes_around(0, run);
+        let blocks = self.microbatch_times.len() - 1;
+        let (counted, after) = match self.step.schedule {
+            PipelineSchedule::ZeroBubble => (around.own_round_trip, around.round_trip_after),
+            _ => {
+                let own = self.overheads[1] + self.microbatch_times[run.end];
+                let all = self.overheads[self.overheads.len() - 1] + self.microbatch_times[blocks];
+                (own, all - own)
+            }
+        };
+        let waits = StagePosition { stage: 0, stages: self.overheads.len() - 1, step: self.step }
+            .passes_after_warm_up()
+            .map_or(0.0, |_| 2.0 * after);
+        // m·t + u of the overhead is minimised together.
+        let of_step = weight / microbatches;
+        let step_phase =
+            of_step * overhead.step_phase.0 + (1.0 - of_step) * overhead.step_phase_min.0;
+        let of_overhead = weight * (overhead.forward + overhead.backward).0 + step_phase;
+        let of_blocks = self.weighted_steps[run.end][at] - self.weighted_steps[run.start][at];
+        share * waits + of_overhead + of_blocks - (1.0 - share) * counted
+    }
+
+    /// The largest bound on a step of which `passes` bounds the passes of a later stage, until the first stage ends its own.
+    fn with_first_stage(&self, passes: f64, first: &FirstStageCost) -> f64 {
+        let mean = |(at, term): (usize, &f64)| {
+            let share = self.share_of_first_stage(at)?;
+            Some((1.0 - share) * passes + term)
+        };
+        let means = first.means.iter().enumerate().filter_map(mean);
+        means.fold(passes + first.step_phase, f64::max)
     }
 
     /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its passes without a
@@ -264,15 +349,14 @@ impl PrefixBounds {
         overhead.step_phase_min.0 + step_phase - backward - self.gather_hidden_cost * forward
     }
 
-    /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step_phase` is the lower
-    /// bound on the first stage's step phase.
+    /// Lower bound on a step because stage `stage` has the blocks of `run`; `first` is the cost of the first stage.
     pub(super) fn of_stage(
         &self,
         stage: usize,
         run: Range<usize>,
         assignment: &StageAssignment,
         overhead: &StageOverhead,
-        first_step_phase: f64,
+        first: &FirstStageCost,
     ) -> f64 {
         let stages = self.overheads.len() - 1;
         let microbatches = self.step.microbatches as f64;
@@ -312,20 +396,20 @@ impl PrefixBounds {
             let hidden_gathers = self.gather_hidden_cost * around.forward_before;
             let waited = around.forward_before - hidden_gathers;
             let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
-            let last_return = position.last_return(&around, own) + first_step_phase;
+            let last_return = self.with_first_stage(position.last_return(&around, own), first);
             let mut bound = (passes + step_phase).max(waited + all).max(last_return);
             if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
                 let after = around.round_trip_after;
-                bound = bound.max(self.first_stage_waiting(passes, after, all, first_step_phase));
+                bound = bound.max(self.first_stage_waiting(passes, after, all, first.step_phase));
             }
             return bound;
         }
         let after =
             self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
-        let bound = position.bound_1f1b(before, own, after) + first_step_phase;
+        let bound = self.with_first_stage(position.bound_1f1b(before, own, after), first);
         let mut bound = bound.max(all);
         if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
-            bound = bound.max(self.first_stage_waiting(passes, after, all, first_step_phase));
+            bound = bound.max(self.first_stage_waiting(passes, after, all, first.step_phase));
         }
         bound
     }

@@ -7,8 +7,8 @@ use narrows_plan::Seconds;
 
 use super::assignment::StageAssignment;
 use super::overhead::StageOverhead;
-use super::partition::{Partition, PruningCutoff, StageBlocks, StageChoice};
-use super::step_bound::{PrefixBounds, StepSchedule};
+use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
+use super::step_bound::{FirstStageCost, PrefixBounds, StepSchedule};
 
 /// Lower bound on a step with these block counts over all assignments within the stages' bytes: the value
 /// that [`undominated_partitions`] minimises. `None` when a stage does not fit.
@@ -21,15 +21,16 @@ pub(super) fn division_bound(
     choice: StageChoice,
 ) -> Option<f64> {
     let prefix = PrefixBounds::new(overheads, step, cutoff);
-    let mut first_step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
+    let step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
+    let mut first_stage = FirstStageCost::of_step_phase(step_phase);
     let (mut begin, mut bound) = (0, 0.0_f64);
     for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
         let assignment = choice(StageBlocks { stage, first: begin, count: *count })?;
         let run = begin..begin + count;
-        let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, first_step_phase);
+        let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, &first_stage);
         bound = bound.max(here);
-        first_step_phase =
-            prefix.first_step_phase_after(stage, &run, &assignment, overhead, first_step_phase);
+        first_stage =
+            prefix.first_stage_cost_after(stage, &run, &assignment, overhead, first_stage);
         begin += count;
     }
     Some(bound)
@@ -43,8 +44,8 @@ struct Label {
     microbatch_times: f64,
     /// Bound so far.
     bound: f64,
-    /// Lower bound on the first stage's step phase, or on the time that it adds to the stage's least microbatch time.
-    first_step_phase: f64,
+    /// What the first stage adds to bounds of later stages.
+    first_stage: FirstStageCost,
     counts: Vec<usize>,
 }
 
@@ -103,6 +104,8 @@ fn undominated_labels(
         uncounted_reductions_min: vec![],
         step_phase_times_min: vec![],
         single_microbatch_steps_min: vec![],
+        first_stage_weights: [0; FIRST_STAGE_WEIGHTS],
+        weighted_steps_min: vec![],
         step_time: cutoff.step_time,
     };
     let mut later_max = vec![0; stages + 1];
@@ -119,7 +122,7 @@ fn undominated_labels(
     labels[0].push(Label {
         microbatch_times: 0.0,
         bound: 0.0,
-        first_step_phase: 0.0,
+        first_stage: FirstStageCost::of_step_phase(0.0),
         counts: vec![],
     });
     for (stage, overhead) in overheads.iter().enumerate() {
@@ -141,12 +144,12 @@ fn undominated_labels(
                 let (blocks, run) = (StageBlocks { stage, first: used, count }, used..used + count);
                 let extend = |label: &Label, assignment: &StageAssignment| {
                     let own = match stage {
-                        0 => prefix.step_phase_bound(overhead, &run),
-                        _ => label.first_step_phase,
+                        0 => FirstStageCost::of_step_phase(prefix.step_phase_bound(overhead, &run)),
+                        _ => label.first_stage,
                     };
-                    let here = prefix.of_stage(stage, run.clone(), assignment, overhead, own);
+                    let here = prefix.of_stage(stage, run.clone(), assignment, overhead, &own);
                     let later =
-                        prefix.first_step_phase_after(stage, &run, assignment, overhead, own);
+                        prefix.first_stage_cost_after(stage, &run, assignment, overhead, own);
                     (later, label.bound.max(here))
                 };
                 if let Some(relaxed) = relaxed {
@@ -159,12 +162,12 @@ fn undominated_labels(
                 let Some(assignment) = choice(blocks) else { break };
                 for label in list {
                     priced += 1;
-                    let (first_step_phase, bound) = extend(label, &assignment);
+                    let (first_stage, bound) = extend(label, &assignment);
                     if bound < cutoff.step_time {
                         let counts = label.counts.iter().copied().chain([count]).collect();
                         let microbatch_times =
                             label.microbatch_times + assignment.microbatch_time(overhead);
-                        let label = Label { microbatch_times, bound, first_step_phase, counts };
+                        let label = Label { microbatch_times, bound, first_stage, counts };
                         next[used + count].push(label);
                     }
                 }
@@ -191,7 +194,7 @@ fn keep_undominated(list: &mut Vec<Label>) {
         let dominated = kept.iter().any(|other| {
             other.bound <= label.bound
                 && other.microbatch_times <= label.microbatch_times
-                && other.first_step_phase <= label.first_step_phase
+                && other.first_stage.is_no_more_than(&label.first_stage)
         });
         if !dominated {
             kept.push(label);
