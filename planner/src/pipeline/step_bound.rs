@@ -151,7 +151,7 @@ struct PassesAround {
     round_trip_after: f64,
 }
 
-/// What the first stage of a division adds to bounds of later stages, in seconds.
+/// Terms of the first stage of a division in bounds of later stages, in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FirstStageCost {
     /// Lower bound on its step phase, or on the time that it adds to the stage's least passes.

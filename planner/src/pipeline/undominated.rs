@@ -44,7 +44,7 @@ struct Label {
     microbatch_times: f64,
     /// Bound so far.
     bound: f64,
-    /// What the first stage adds to bounds of later stages.
+    /// Terms of the first stage in bounds of later stages.
     first_stage: FirstStageCost,
     counts: Vec<usize>,
 }
