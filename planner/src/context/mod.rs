@@ -16,6 +16,7 @@
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
 //! | `pair_bound` | bounds of passes of two microbatches that count exposed collectives |
+//! | `pair_segments` | segments with other prices of passes of two microbatches |
 //! | `pairs` | more plans with passes of two microbatches |
 //! | `min_memory` | the plan that needs the least memory |
 
@@ -27,6 +28,7 @@ mod lowering;
 mod memory_limited_bound;
 mod min_memory;
 mod pair_bound;
+mod pair_segments;
 mod pairs;
 mod partition_bounds;
 mod progress;

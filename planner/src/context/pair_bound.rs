@@ -1,58 +1,16 @@
 //! Bounds of passes of two microbatches that count what computation cannot hide of the collectives.
 //!
-//! The bound of a division counts each collective as if computation hid it. [Other weights](PairWeights) of computation and
+//! The bound of a division counts each collective as if computation hid it. Other weights of computation and
 //! collectives give other bounds of the same plans. The largest is sought on a grid, one weight after the other: as the least of sums
 //! that are linear in each weight, the bound is concave in it. It counts the weights for a whole pass, and not what each
 //! collective has beside it.
 
-use std::sync::OnceLock;
-
 use narrows_plan::{Context, Seconds};
 
 use super::bounds::LayoutBound;
+use super::pair_segments::STEPS;
 use super::solver::ContextSolver;
 use crate::pipeline::EmbeddingAndHead;
-use crate::segment::{ExposedShares, PairPrices, PairWeights, SegmentSolver};
-
-/// Weights are multiples of the reciprocal.
-const STEPS: usize = 4;
-
-/// The segments of a request with other prices of pairs of microbatches, made when they are needed.
-#[derive(Default)]
-pub(super) struct PairSegments<'a> {
-    /// By the weights in forward and in backward passes.
-    weighted: [[OnceLock<SegmentSolver<'a>>; STEPS + 1]; STEPS + 1],
-    /// Those of [`ExposedShares::TRIED`].
-    exposed: [OnceLock<SegmentSolver<'a>>; ExposedShares::TRIED.len()],
-}
-
-impl<'a> PairSegments<'a> {
-    fn weighted(
-        &self,
-        base: &SegmentSolver<'a>,
-        [forward, backward]: [usize; 2],
-    ) -> &SegmentSolver<'a> {
-        let weight = |number: usize| number as f64 / STEPS as f64;
-        let weights = PairWeights { forward: weight(forward), backward: weight(backward) };
-        let prices = PairPrices::Bound(weights);
-        self.weighted[forward][backward].get_or_init(|| base.with_pair_prices(prices))
-    }
-
-    /// The segments with each of the shares that are tried.
-    pub(super) fn exposed(
-        &self,
-        base: &SegmentSolver<'a>,
-    ) -> impl Iterator<Item = &SegmentSolver<'a>> {
-        self.exposed.iter().zip(ExposedShares::TRIED).map(|(segments, shares)| {
-            segments.get_or_init(|| base.with_pair_prices(PairPrices::Exposed(shares)))
-        })
-    }
-
-    /// All that were made.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &SegmentSolver<'a>> {
-        self.weighted.as_flattened().iter().chain(&self.exposed).filter_map(OnceLock::get)
-    }
-}
 
 impl ContextSolver<'_> {
     /// Raises the bound of a layout with pairs of microbatches.
@@ -132,6 +90,7 @@ mod tests {
     use crate::deadline::Deadline;
     use crate::feasible_plan::FeasiblePlan;
     use crate::request::{MemoryLimit, Request};
+    use crate::segment::{PairPrices, PairWeights, SegmentSolver};
 
     use super::*;
 
@@ -163,7 +122,7 @@ mod tests {
         (end, sums)
     }
 
-    /// Where links are slow, weights raise bounds; no pass takes less than a sum of its kernels, and no step less than the bound.
+    /// Weights raise bounds where links are slow; no pass takes less than a sum of its kernels, and no step less than the bound.
     #[test]
     fn no_plan_in_pairs_is_faster_than_the_raised_bound() {
         let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);

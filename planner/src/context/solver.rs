@@ -14,7 +14,7 @@ use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, Context};
 
 use super::bounds::{ContextBounds, LayoutBound};
-use super::pair_bound::PairSegments;
+use super::pair_segments::PairSegments;
 use super::progress::{ContextSolution, FitProgress};
 use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
