@@ -38,8 +38,8 @@ impl ContextSolver<'_> {
     /// blocks divided so that the fullest stage is as small as possible.
     pub(super) fn min_memory_plan(&self, context: &Context) -> Option<SizedPlan> {
         let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
-        let plans = layouts.iter().filter_map(|embedding_and_head| {
-            let embedding_and_head = embedding_and_head.hull_pairs(self.segments, context).pop()?;
+        let smallest = layouts.iter().flat_map(|layout| layout.smallest(self.segments, context));
+        let plans = smallest.filter_map(|embedding_and_head| {
             let levels = (0..LEVELS_MAX).filter_map(|level| {
                 let stages = self.min_memory_stages(context, &embedding_and_head, level)?;
                 let counts = stages.iter().map(|stage| stage.blocks.len()).collect();

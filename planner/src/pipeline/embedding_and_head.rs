@@ -1,5 +1,6 @@
 //! Solutions for the embedding and the head of a model.
 
+use std::iter;
 use std::sync::Arc;
 
 use narrows_cost_model::{InFlight, SegmentTime};
@@ -131,6 +132,35 @@ impl EmbeddingAndHead {
         self.head.bytes.kept * head_in_flight(context).kept
     }
 
+    /// The smallest embedding with the head that is smallest while the blocks keep most, and with that which is smallest during
+    /// their passes.
+    pub(crate) fn smallest(
+        &self,
+        segments: &SegmentSolver,
+        context: &Context,
+    ) -> Vec<EmbeddingAndHead> {
+        let smallest = |kind, in_flight| self.vertices(segments, context, kind, in_flight).pop();
+        let embedding = smallest(SegmentKind::Embedding, in_flight_in_chunk(context, 0, 0));
+        let in_flight = [head_in_flight(context), InFlight::default()];
+        let heads = in_flight.map(|in_flight| smallest(SegmentKind::Head, in_flight));
+        let mut heads: Vec<Arc<SolvedSegment>> = heads.into_iter().flatten().collect();
+        heads.dedup_by(|a, b| a.choice == b.choice);
+        let pair = |(embedding, head)| EmbeddingAndHead { embedding, head, ..self.clone() };
+        embedding.into_iter().flat_map(|of| iter::repeat(of).zip(heads.clone())).map(pair).collect()
+    }
+
+    /// Hull vertices of the embedding or the head, the fastest first.
+    fn vertices(
+        &self,
+        segments: &SegmentSolver,
+        context: &Context,
+        kind: SegmentKind,
+        in_flight: InFlight,
+    ) -> Vec<Arc<SolvedSegment>> {
+        let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
+        segments.hull(spec, context, in_flight, None)
+    }
+
     /// All pairs of hull vertices of embedding and head: the fastest first, the smallest last.
     pub(crate) fn hull_pairs(
         &self,
@@ -141,12 +171,18 @@ impl EmbeddingAndHead {
         let total = |pair: &EmbeddingAndHead| {
             pair.embedding.time.total(microbatches).0 + pair.head.time.total(microbatches).0
         };
-        let vertices = |kind, in_flight| {
-            let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
-            segments.hull(spec, context, in_flight, None)
-        };
-        let embeddings = vertices(SegmentKind::Embedding, in_flight_in_chunk(context, 0, 0));
-        let heads = vertices(SegmentKind::Head, head_in_flight(context));
+        let embeddings = self.vertices(
+            segments,
+            context,
+            SegmentKind::Embedding,
+            in_flight_in_chunk(context, 0, 0),
+        );
+        let mut heads =
+            self.vertices(segments, context, SegmentKind::Head, head_in_flight(context));
+        // Blocks may need most during their passes, when the head keeps nothing.
+        if let Some(other) = self.smallest(segments, context).get(1) {
+            heads.insert(heads.len() - 1, other.head.clone());
+        }
         let mut pairs = vec![];
         for embedding in &embeddings {
             for head in &heads {
