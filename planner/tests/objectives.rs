@@ -179,6 +179,26 @@ fn least_memory_respects_the_limit() {
     assert_eq!(below.report.status, SearchStatus::Infeasible);
 }
 
+/// A search within the least memory finds a plan on one stage, where heads that keep little are not always the smallest.
+#[test]
+fn a_search_within_the_least_memory_has_a_plan() {
+    let one_stage = |request: Request| Request { pipeline: Some(1), ..request };
+    let cola = one_stage(request("cola-60m", 4, 6, 512));
+    let rules = Rules { recompute: Recompute::None, ..cola.rules };
+    let cases = [
+        Request { micro_batch: Some(1), rules, ..cola },
+        Request { zero: Some(Zero::Two), ..one_stage(request("llama-60m", 4, 12, 2048)) },
+        one_stage(request("dlr-60m", 2, 6, 512)),
+    ];
+    for case in cases {
+        let least = Request { objective: Objective::Memory, ..case.clone() };
+        let least = search(&least).best.expect("a plan").peak_arena();
+        let within = Request { memory_limit: MemoryLimit::Bytes(least), ..case };
+        let best = search(&within).best.expect("the plan with the least memory fits");
+        assert!(best.peak_arena() <= least);
+    }
+}
+
 #[test]
 fn objectives_have_one_result() {
     check_one_result(&request("cola-tiny", 2, 4, 128));
