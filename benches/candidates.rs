@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use narrows_cost_model::{Executor, PassTimesMin, Prices, profile};
+use narrows_cost_model::{Executor, InFlight, PassTimesMin, Prices, profile};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::kernel::{Gemm, Kernel};
 use narrows_plan::model::{Model, Weight, presets};
@@ -166,7 +166,8 @@ impl SolvedContext {
         let assignments = (0..stages)
             .map(|stage| {
                 let schedule = StageSchedule::of(context, stage);
-                let in_flight = schedule.microbatches_in_flight(0) * context.pass_microbatches();
+                let kept = schedule.microbatches_in_flight(0) * context.pass_microbatches();
+                let in_flight = InFlight { kept, ..InFlight::default() };
                 let assignment = |count| {
                     Arc::new(StageAssignment::new(
                         vec![block.clone(); count],

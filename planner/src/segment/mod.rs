@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cache;
+mod context_keys;
 mod elimination_orders;
 mod fastest;
 mod hull_cache;
