@@ -44,12 +44,14 @@ pub fn open_locked(
                 let hint = "another --metrics file, or the same one after that run has ended";
                 return Err(Failure::input(Problem::new(name, message).hint(hint)));
             }
-            _ if !is_regular || has_path(&file, output) => break,
+            _ if !is_regular || has_path(&file, output) => return Ok(file),
             // A run that began at the same time has renamed the file before it was locked here.
             _ => file = open()?,
         }
     }
-    Ok(file)
+    let message = "was replaced by other runs each time it was opened";
+    let hint = "another --metrics file, or the same one after those runs have ended";
+    Err(Failure::input(Problem::new(name, message).hint(hint)))
 }
 
 /// Whether the path leads to an open file.

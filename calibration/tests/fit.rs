@@ -2,8 +2,7 @@
 
 use crate::kernels::{self, collective, fused};
 use narrows_calibration::fit::{
-    CpuMachine, OverlappedInstructions, OverlappedTimes, fit_cpu_profile, step_error,
-    with_bf16_rate, with_overlap, with_step_error,
+    CpuMachine, fit_cpu_profile, step_error, with_bf16_rate, with_step_error,
 };
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{
@@ -265,27 +264,6 @@ fn a_busy_machine_is_reported_and_does_not_change_prices_of_kernels() {
     let text = serde_json::to_string(busy.file()).unwrap();
     let again = narrows_cost_model::profile::read(&text).unwrap();
     assert_eq!(again.warning(), Some(warning));
-}
-
-/// Steps in which a collective of 1 s takes 4 s beside computation of 3.2 s, which takes 4 s and 1 s more alone.
-#[test]
-fn overlap_factors_are_those_of_most_steps() {
-    let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
-    let computation = OverlappedTimes { alone_s: 4.2, beside_s: 4.0, rest_s: 1.0 };
-    let collectives = OverlappedTimes { alone_s: 1.0, beside_s: 4.0, rest_s: 0.0 };
-    let undisturbed = OverlappedInstructions { computation, collectives };
-    // Without progress beside the other kind, a factor is the largest of profiles.
-    let stopped = OverlappedTimes { alone_s: 1.0, beside_s: 9.0, rest_s: 1.0 };
-    let disturbed = OverlappedInstructions { computation: stopped, collectives: stopped };
-    let provenance = fitted.file().gemm.provenance.clone();
-    let factors = |steps: &[OverlappedInstructions]| {
-        let profile = with_overlap(fitted.clone(), steps, provenance.clone()).unwrap();
-        profile.file().overlap.as_ref().map(|it| [it.compute_slowdown, it.collective_slowdown])
-    };
-    let [compute, collective] = factors(&[undisturbed, disturbed, undisturbed]).unwrap();
-    assert!((compute - 1.25).abs() < 1e-9 && (collective - 4.0).abs() < 1e-9);
-    assert_eq!(factors(&[disturbed]), Some([10.0, 10.0]));
-    assert_eq!(factors(&[OverlappedInstructions::default()]), None, "nothing overlapped");
 }
 
 /// GEMMs in bf16 have their measured rate, although the measurements that correct prices are in f32; other kernels keep their

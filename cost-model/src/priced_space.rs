@@ -132,8 +132,7 @@ impl PricedSpace {
     }
 
     /// The cost table in a context of the same tensor axis and microbatch. Nodes are the ops, then the values, in
-    /// their order. With [`MemoryRows::All`], two rows without limits count the bytes of the instance: row 0 the resident
-    /// bytes, row 1 the bytes kept for each microbatch in flight.
+    /// their order. With [`MemoryRows::All`], rows without limits count the bytes of the instance.
     pub fn table(
         &self,
         context: &Context,

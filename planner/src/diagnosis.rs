@@ -67,7 +67,8 @@ pub fn diagnose(request: &Request, report: &SearchReport, cache: &SearchCache) -
             }
             _ => None,
         })
-        .min_by_key(|(needed, ..)| *needed);
+        // What a plan needs says more than the bound of a context, of which plans may need more.
+        .min_by_key(|(needed, evidence, _)| (*evidence == MemoryEvidence::AllPlans, *needed));
     if let Some((needed, evidence, context)) = smallest {
         let limit = request.arena_limit();
         let needs = match evidence {

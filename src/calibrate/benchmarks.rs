@@ -5,7 +5,6 @@
 //! widths that are not measured.
 
 use narrows_cost_model::Profile;
-use narrows_cost_model::profile::OverlapSpec;
 use narrows_plan::model::{Model, presets, read};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
 use narrows_planner::{GroupingRule, MemoryLimit, Request};
@@ -175,34 +174,6 @@ fn wide_blocks(count: usize) -> CommandResult<Model> {
     model.vocab = 512;
     model.blocks.truncate(count);
     Ok(model)
-}
-
-/// Devices of the benchmarks of overlap.
-pub(super) const OVERLAP_DEVICES: u64 = 2;
-
-/// The benchmark for measuring collectives beside computation on a CPU: gradient reductions beside the backward pass of two
-/// devices. The model is wide and the batch small, so that reductions take as long as the pass, and not only as long as a
-/// thread needs to start. `None` where fewer than two devices are measured.
-///
-/// # Errors
-/// A missing preset.
-pub fn overlap_benchmark(devices: u64, profile: &Profile) -> CommandResult<Option<Benchmark>> {
-    if devices < OVERLAP_DEVICES {
-        return Ok(None);
-    }
-    let mut file = profile.file().clone();
-    // Plans for profiles without the factors do not overlap. The plan does not depend on their values.
-    let provenance = file.device.provenance.clone();
-    file.overlap =
-        Some(OverlapSpec { compute_slowdown: 1.0, collective_slowdown: 1.0, provenance });
-    let profile = file.resolve().map_err(|defects| Failure::file("the profile", defects))?;
-    let variant = PlanVariant { label: "data, overlapped", data: OVERLAP_DEVICES, ..ONE_DEVICE };
-    let model = wide_blocks(2 * BLOCKS)?;
-    let benchmark = benchmark(&model, (4, 64), &variant, &profile, MemoryLimit::None);
-    Ok(benchmark.map(|mut benchmark| {
-        benchmark.request.overlap_grad_reduce = Some(true);
-        benchmark
-    }))
 }
 
 /// The benchmark for measuring GEMMs whose operands are rounded to bf16, on one device.

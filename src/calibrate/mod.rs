@@ -10,7 +10,6 @@ pub mod compare;
 pub mod gpu;
 pub mod kept_profile;
 pub mod machine;
-pub mod overlap;
 
 use indexmap::IndexMap;
 use narrows_cost_model::profile::{MeasuredPoint, Repeatability};

@@ -5,11 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use narrows_calibration::fit::{
-    GpuModel, fit_cpu_profile, fit_gpu_profile, with_bf16_rate, with_overlap,
-};
+use narrows_calibration::fit::{GpuModel, fit_cpu_profile, fit_gpu_profile, with_bf16_rate};
 use narrows_calibration::validation::preset_coverage;
-use narrows_cost_model::profile::{Provenance, ProvenanceKind};
 use narrows_cost_model::{Profile, profile};
 use narrows_runtime::MeasurementEffort;
 use narrows_runtime::session::Session;
@@ -18,14 +15,13 @@ use crate::args::{
     CalibrateArgs, CalibrateBackendArg, CalibrateSettings, CalibrateTarget, Detail, OutputFormat,
 };
 use crate::calibrate::benchmarks::{
-    Benchmark, BenchmarkExtent, bf16_benchmark, cpu_benchmarks, cpu_comparison, overlap_benchmark,
+    Benchmark, BenchmarkExtent, bf16_benchmark, cpu_benchmarks, cpu_comparison,
 };
 use crate::calibrate::bf16::bf16_rate_ratio;
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
 use crate::calibrate::gpu::{self as gpu_calibration, GpuProcesses};
 use crate::calibrate::kept_profile::KeptProfile;
-use crate::calibrate::overlap::overlapped_instructions;
 use crate::calibrate::{
     DeviceSharing, MeasurementRounds, PlannedBenchmark, machine, measured_points, repeatability,
     run_rounds,
@@ -93,8 +89,7 @@ fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
         .map_err(|failure| kept.with_kept(failure))?;
     let compared = benchmarks.split_off(count);
     let profile = fit_processors(threads, &command, &benchmarks)?;
-    let profile = with_measured_overlap(settings, threads, &command, profile, &base)
-        .and_then(|profile| with_measured_bf16(settings, threads, profile, &base))
+    let profile = with_measured_bf16(settings, threads, profile, &base)
         .map_err(|failure| kept.with_kept(failure))?;
     deliver(settings, (&key, &kept), profile, &benchmarks, &compared)
 }
@@ -224,7 +219,6 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
     measure(&settings, &mut benchmarks, open, |_, _| ())?;
     let source = "a quick measurement by `narrows run`";
     let profile = fit_processors(threads, source, &benchmarks)?;
-    let profile = with_measured_overlap(&settings, threads, source, profile, &base)?;
     let profile = with_measured_bf16(&settings, threads, profile, &base)?;
     match key.store(settings.extent, &profile) {
         Ok(path) if format == OutputFormat::Text => {
@@ -282,26 +276,6 @@ fn fit_processors(
     let points = measured_points(measured, DeviceSharing::Shared);
     let repeatability = repeatability(measured, &points);
     fit_cpu_profile(&machine, points, Some(repeatability))
-        .map_err(|defects| Failure::file("the measurement", defects))
-}
-
-/// The profile of processors with the slowdown of collectives beside computation, where two devices are measured together.
-fn with_measured_overlap(
-    settings: &CalibrateSettings,
-    threads: u64,
-    source: &str,
-    profile: Profile,
-    base: &Profile,
-) -> CommandResult<Profile> {
-    let benchmark = overlap_benchmark(settings.devices, base)?;
-    let Some(planned) = benchmark.and_then(PlannedBenchmark::plan) else { return Ok(profile) };
-    let steps = overlapped_instructions(&planned, threads, settings.extent)?;
-    let machine = machine::describe(threads, source);
-    let how = "two devices that reduce gradients beside their backward pass, against the same steps in order";
-    let source = format!("{how}, the median of {} pairs; {}", steps.len(), machine.source);
-    let (kind, date) = (ProvenanceKind::Measured, machine.date);
-    let provenance = Provenance { kind, source, date, assumed: vec![] };
-    with_overlap(profile, &steps, provenance)
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 

@@ -49,36 +49,6 @@ fn whatif_changes_measured_hardware() {
     assert!(ratio > 0.45 && ratio < 0.9, "{ratio} of the time at twice the rate");
 }
 
-/// Two devices measure how collectives and computation slow each other, so that plans for their profile overlap them.
-#[test]
-fn plans_for_a_profile_of_two_devices_overlap_reductions() {
-    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2) {
-        eprintln!("skipped: one core");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("here.json");
-    let file = path.to_str().unwrap();
-    let command = format!("calibrate --quick --threads 2 --devices 2 --output {file}");
-    narrows(&command).env("XDG_CACHE_HOME", folder.path()).assert().success();
-    let profile: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    for factor in ["compute_slowdown", "collective_slowdown"] {
-        let slowdown = profile["overlap"][factor].as_f64().unwrap();
-        assert!((1.0..=10.0).contains(&slowdown), "{factor}: {slowdown}");
-    }
-    assert_eq!(profile["overlap"]["provenance"]["kind"], "measured");
-    let one_device: Value = serde_json::from_str(&MEASURED.1).unwrap();
-    assert_eq!(one_device["overlap"], Value::Null, "one device has no collectives");
-    let plan = |overlap: &str| {
-        json(&format!(
-            "plan --model cola-tiny --hardware {file} --devices 2 --data-parallel 2 --global-batch 4 \
-             --sequence-length 64 --overlap {overlap}"
-        ))
-    };
-    let overlaps = |answer: Value| answer["decisions"]["overlap_grad_reduce"].clone();
-    assert_eq!(["on", "off"].map(|flag| overlaps(plan(flag))), [true.into(), Value::Null]);
-}
-
 #[test]
 fn a_measured_profile_is_valid_and_plans() {
     let (answer, text) = &*MEASURED;

@@ -154,7 +154,7 @@ fn fewer_parts_of_one_machine_cost_no_less() {
 /// The gap of the least memory is one of memory.
 #[test]
 fn gaps_of_a_sweep_are_those_of_its_objectives() {
-    let request = "--model cola-60m --devices 4 --sequence-length 512";
+    let request = "--model cola-60m --devices 4 --pipeline 2 --sequence-length 512";
     let text = stdout(&format!("whatif {request} --sweep objective=step-time,memory"));
     let text = text.replace("\n  ", " ");
     let phrase = "None of the plans is proven optimal: no plan takes more than ";

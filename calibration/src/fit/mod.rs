@@ -15,11 +15,9 @@
 mod class;
 mod cpu;
 mod gpu;
-mod overlap;
 mod steps;
 
 pub use cpu::{CpuMachine, fit_cpu_profile, with_bf16_rate};
 pub use gpu::{GpuMachine, GpuModel, MeasuredStep, fit_gpu_profile};
-pub use overlap::{OverlappedInstructions, OverlappedTimes, with_overlap};
 pub(crate) use steps::STEP_GROUPS_MIN;
 pub use steps::{step_error, with_step_error};
