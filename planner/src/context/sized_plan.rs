@@ -33,7 +33,7 @@ impl SizedPlan {
 #[cfg(test)]
 mod tests {
     use narrows_cost_model::profile;
-    use narrows_plan::model::{self, presets};
+    use narrows_plan::model::presets;
     use narrows_plan::{Bytes, PipelineSchedule};
 
     use super::super::solver::ContextSolver;
@@ -52,13 +52,8 @@ mod tests {
             ("cola-350m", 900, 4),
             ("llama-130m", 1200, 2),
             ("lax-130m", 500, 3),
-            ("mixed-ranks.json", 3000, 4),
         ] {
-            let mixed_ranks = include_str!("../../../models/mixed-ranks.json");
-            let model = match presets::find(name) {
-                Ok(model) => model,
-                Err(_) => model::read(name, mixed_ranks).expect("a model"),
-            };
+            let model = presets::find(name).expect("a preset");
             let request = Request {
                 pipeline: Some(pipeline),
                 memory_limit: MemoryLimit::Bytes(Bytes(mib << 20)),

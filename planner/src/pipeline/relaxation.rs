@@ -20,6 +20,9 @@ use super::in_flight::in_flight_in_chunk;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec};
 use crate::solve::SupportingLine;
 
+/// Relative error of sums of bytes.
+const ROUNDING: f64 = 1e-12;
+
 /// Lower bounds for the blocks of one stage.
 pub(super) struct RelaxedStage {
     budget: Bytes,
@@ -28,26 +31,46 @@ pub(super) struct RelaxedStage {
     step: BlockLines,
     /// Time of the blocks in a step of [`ASYMPTOTIC_MICROBATCHES`].
     asymptotic: BlockLines,
-    /// Largest time of each block in the step phase, in seconds.
-    step_phase_max: Vec<f64>,
+    /// Largest time of the blocks in the step phase, in seconds.
+    step_phase_max: RunSums,
 }
 
 /// Supporting lines of all blocks at one multiplier.
 struct BlockLines {
     multiplier: f64,
-    of_blocks: Vec<SupportingLine>,
+    intercepts: RunSums,
+    bytes_min: RunSums,
 }
 
 impl BlockLines {
-    /// Fewest bytes of a run of blocks.
-    fn bytes_min(&self, run: Range<usize>) -> f64 {
-        self.of_blocks[run].iter().map(|line| line.bytes_min).sum()
+    fn new(multiplier: f64, lines: &[SupportingLine]) -> BlockLines {
+        BlockLines {
+            multiplier,
+            intercepts: RunSums::new(lines.iter().map(|line| line.intercept)),
+            bytes_min: RunSums::new(lines.iter().map(|line| line.bytes_min)),
+        }
     }
 
     /// Lower bound on the time of a run of blocks in seconds, within a budget.
-    fn time(&self, run: Range<usize>, budget: Bytes) -> f64 {
-        let intercepts: f64 = self.of_blocks[run].iter().map(|line| line.intercept).sum();
-        intercepts - self.multiplier * budget.as_f64()
+    fn time(&self, run: &Range<usize>, budget: Bytes) -> f64 {
+        self.intercepts.of(run) - self.multiplier * budget.as_f64()
+    }
+}
+
+/// Sums over runs of blocks, by the sums over the blocks before each.
+struct RunSums(Vec<f64>);
+
+impl RunSums {
+    fn new(of_blocks: impl Iterator<Item = f64>) -> RunSums {
+        let mut sums = vec![0.0];
+        for of_block in of_blocks {
+            sums.push(sums[sums.len() - 1] + of_block);
+        }
+        RunSums(sums)
+    }
+
+    fn of(&self, run: &Range<usize>) -> f64 {
+        self.0[run.end] - self.0[run.start]
     }
 }
 
@@ -116,27 +139,28 @@ impl RelaxedStage {
                 false => segments.line_at_multiplier(spec(shape), context, in_flight, multiplier),
             };
             let of_blocks = segments.of_layers(of_shape).into_iter().collect::<Option<Vec<_>>>()?;
-            Some(BlockLines { multiplier, of_blocks })
+            Some(BlockLines::new(multiplier, &of_blocks))
         };
+        let step_phase_max =
+            segments.of_layers(|shape| segments.step_phase_range(spec(shape), &many)[1]);
         Some(RelaxedStage {
             budget,
             microbatches: microbatches(context),
             step: lines(context, 0)?,
             asymptotic: lines(&many, 1)?,
-            step_phase_max: segments
-                .of_layers(|shape| segments.step_phase_range(spec(shape), &many)[1]),
+            step_phase_max: RunSums::new(step_phase_max.into_iter()),
         })
     }
 
     /// Lower bounds on the times of a run of blocks, over all assignments within the budget; `None` when no assignment
     /// fits.
     pub(super) fn assignment(&self, run: Range<usize>) -> Option<Arc<StageAssignment>> {
-        if self.step.bytes_min(run.clone()) > self.budget.as_f64() {
+        // As sums over other blocks are left out, they are inexact.
+        if self.step.bytes_min.of(&run) * (1.0 - ROUNDING) > self.budget.as_f64() {
             return None;
         }
-        let step = self.step.time(run.clone(), self.budget);
-        let step_phase_max: f64 = self.step_phase_max[run.clone()].iter().sum();
-        let asymptotic = self.asymptotic.time(run, self.budget) - step_phase_max;
+        let step = self.step.time(&run, self.budget);
+        let asymptotic = self.asymptotic.time(&run, self.budget) - self.step_phase_max.of(&run);
         Some(Arc::new(StageAssignment {
             forward: Seconds((step / self.microbatches).max(0.0)),
             microbatch_time_min: Seconds(asymptotic / ASYMPTOTIC_MICROBATCHES as f64),

@@ -38,8 +38,8 @@ pub(crate) struct WeightedTable {
 pub(crate) struct SharedCosts {
     /// Seconds of each choice of the nodes after the first ones.
     times: Vec<f64>,
-    /// Bytes in the later rows of each choice of all nodes.
-    later_rows: Vec<[f64; LATER_ROWS]>,
+    /// Bytes in each of the later rows of each choice of all nodes.
+    later_rows: [Vec<f64>; LATER_ROWS],
 }
 
 impl SharedCosts {
@@ -48,12 +48,10 @@ impl SharedCosts {
         times: &[Vec<Seconds>],
         later_rows: [&[Vec<Bytes>]; LATER_ROWS],
     ) -> SharedCosts {
-        let rows = later_rows.map(|row| row.iter().flatten().map(|bytes| bytes.as_f64()).collect());
-        let rows: [Vec<f64>; LATER_ROWS] = rows;
-        let choice = |choice: usize| rows.each_ref().map(|row| row[choice]);
         SharedCosts {
             times: times.iter().flatten().map(|time| time.0).collect(),
-            later_rows: (0..rows[0].len()).map(choice).collect(),
+            later_rows: later_rows
+                .map(|row| row.iter().flatten().map(|bytes| bytes.as_f64()).collect()),
         }
     }
 }
@@ -67,11 +65,6 @@ const LATER_ROWS: usize = 3;
 
 /// Weights of the rows after the first one.
 pub(crate) type RowWeights = [f64; LATER_ROWS];
-
-/// The weighted bytes of the later rows.
-fn weighted(bytes: [f64; LATER_ROWS], weights: RowWeights) -> f64 {
-    bytes.into_iter().zip(weights).map(|(bytes, weight)| weight * bytes).sum()
-}
 
 /// Identity of a vertex in its hull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,7 +109,8 @@ impl WeightedTable {
 
     /// Time and weighted bytes of a choice.
     fn choice(&self, choice: usize, weights: RowWeights) -> (f64, f64) {
-        let later = weighted(self.shared.later_rows[choice], weights);
+        let rows = self.shared.later_rows.iter().zip(weights);
+        let later: f64 = rows.map(|(row, weight)| weight * row[choice]).sum();
         match self.own.get(choice) {
             Some([time, first]) => (*time, first + later),
             None => (self.shared.times[choice - self.own.len()] * self.factor, later),
@@ -156,16 +150,24 @@ impl WeightedTable {
             static COSTS: RefCell<Vec<f64>> = RefCell::default();
         }
         let cost = |time: f64, bytes: f64| per_second * time + per_byte * bytes;
-        let (own_later, shared_later) = self.shared.later_rows.split_at(self.own.len());
-        let own = self.own.iter().zip(own_later);
-        let own = own.map(|([time, first], later)| cost(*time, first + weighted(*later, weights)));
-        let shared = self.shared.times.iter().zip(shared_later);
-        let shared =
-            shared.map(|(time, later)| cost(time * self.factor, weighted(*later, weights)));
+        let [kept, other_rows @ ..] = &self.shared.later_rows;
+        let [weight, other_weights @ ..] = weights;
+        let (own_kept, shared_kept) = kept.split_at(self.own.len());
+        let own = self.own.iter().zip(own_kept);
+        let own = own.map(|([time, first], kept)| cost(*time, first + weight * kept));
+        let shared = self.shared.times.iter().zip(shared_kept);
+        let shared = shared.map(|(time, kept)| cost(time * self.factor, weight * kept));
+        // Most stages defer no weight gradients.
+        let others = other_rows.iter().zip(other_weights);
+        let others = others.filter(|(_, weight)| *weight * per_byte > 0.0);
         let assignment = COSTS.with_borrow_mut(|costs| {
             costs.clear();
             costs.extend(own);
             costs.extend(shared);
+            for (row, weight) in others {
+                let per_byte = per_byte * weight;
+                costs.iter_mut().zip(row).for_each(|(cost, bytes)| *cost += per_byte * bytes);
+            }
             self.order.cheapest_of_flat(costs)
         })?;
         let assignment: Arc<[u32]> = assignment.assignment.into();
