@@ -390,9 +390,9 @@ fn collect(value: &Value, path: String, pointers: &mut Vec<String>) {
 fn fingerprints_of_presets_are_unchanged() {
     let expected = [
         ("a100-40gb", "55d497f1b17655958b5ff97d57a3e573d7818236adb233ce0ac3387e5f11447f"),
-        ("a100-80gb", "87b454cc297d91bb554fab5fafaf94c706875efd44d9dea92e83dd6e1c25906a"),
-        ("a100-80gb-8", "004d2a77eaed64ef74f5bf2afa36b3fc21b7f6aac5b31292c0709058c29f48fe"),
-        ("a100-80gb-8-4nic", "a889e1c73d57f4839686afcb19baca60f3820c8ddceef6b1e6bc5cc64478e755"),
+        ("a100-80gb", "cec9936f864d11bba932ed64e30356f2d0cea1c4c9b2e1d381f5a11ae3231cb4"),
+        ("a100-80gb-8", "91b476a0ba06980f9144be823b44ea11bcf0ab439112ec6213ef2f3ae26c486c"),
+        ("a100-80gb-8-4nic", "af74d2d6c277cbd1cfc019ce899c04034f2f6c1c7852b642d16eee0a45ffb47e"),
         ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
         ("h100-sxm", "10f9d7a3c8f9efd0aae6d69a934a6f71cfcec9fb42317c8db37aff060be2f3e7"),
         ("h100-sxm-measured", "7b3cfbd27b0c6d6d6663d625f9f98a307c4bbcd077ae9207ca368b188c6b08fc"),
