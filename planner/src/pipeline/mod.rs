@@ -7,6 +7,9 @@
 //! | `assignment` | solutions for the blocks of one stage within its memory |
 //! | `interleaved` | stages with several chunks |
 //! | `step_bound` | lower bounds on the step of a pipeline, by schedule |
+//! | `stage_position` | the same because of one stage, from its passes and those around |
+//! | `partition_bound` | the same of a partition |
+//! | `prefix_sums` | sums over runs of blocks |
 //! | `partition` | blocks divided among stages |
 //! | `undominated` | the best divisions by their bounds |
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
@@ -22,11 +25,14 @@ mod in_flight;
 mod interleaved;
 mod overhead;
 mod partition;
+mod partition_bound;
 mod partitioner;
+mod prefix_sums;
 mod refinement;
 mod relaxation;
 mod sharding;
 mod simulation;
+mod stage_position;
 mod step_bound;
 mod step_phase_weights;
 #[cfg(test)]
@@ -42,5 +48,5 @@ pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks};
 pub(crate) use partitioner::StagePartitioner;
 pub(crate) use simulation::{simulate_partition, with_fastest_buckets};
-pub use step_bound::StepSchedule;
+pub use stage_position::StepSchedule;
 pub use undominated::undominated_partitions;

@@ -15,7 +15,7 @@ use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::refinement::StageRefinement;
 use super::relaxation::RelaxedStage;
-use super::step_bound::StepSchedule;
+use super::stage_position::StepSchedule;
 use super::undominated::{is_excluded, undominated_partitions};
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 

@@ -9,7 +9,7 @@
 //! The multiplier is that of the edge over the bytes of a block when all stages have equally many. A division of the blocks
 //! that is no better with relaxed stages is no better with assigned ones.
 
-use std::ops::Range;
+use std::ops::{Add, Range};
 use std::sync::Arc;
 
 use narrows_plan::strategy::BoundaryLayout;
@@ -17,6 +17,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use super::assignment::StageAssignment;
 use super::in_flight::in_flight_in_chunk;
+use super::prefix_sums::{prefix_sums, sum_of_run};
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec};
 use crate::solve::SupportingLine;
 
@@ -31,46 +32,29 @@ pub(super) struct RelaxedStage {
     step: BlockLines,
     /// Time of the blocks in a step of [`ASYMPTOTIC_MICROBATCHES`].
     asymptotic: BlockLines,
-    /// Largest time of the blocks in the step phase, in seconds.
-    step_phase_max: RunSums,
+    /// Prefix sums of the largest time of each block in the step phase, in seconds.
+    step_phase_max: Vec<f64>,
 }
 
-/// Supporting lines of all blocks at one multiplier.
+/// Prefix sums over the supporting lines of all blocks at one multiplier.
 struct BlockLines {
     multiplier: f64,
-    intercepts: RunSums,
-    bytes_min: RunSums,
+    intercepts: Vec<f64>,
+    bytes_min: Vec<f64>,
 }
 
 impl BlockLines {
     fn new(multiplier: f64, lines: &[SupportingLine]) -> BlockLines {
         BlockLines {
             multiplier,
-            intercepts: RunSums::new(lines.iter().map(|line| line.intercept)),
-            bytes_min: RunSums::new(lines.iter().map(|line| line.bytes_min)),
+            intercepts: prefix_sums(lines.iter().map(|line| line.intercept), Add::add),
+            bytes_min: prefix_sums(lines.iter().map(|line| line.bytes_min), Add::add),
         }
     }
 
     /// Lower bound on the time of a run of blocks in seconds, within a budget.
     fn time(&self, run: &Range<usize>, budget: Bytes) -> f64 {
-        self.intercepts.of(run) - self.multiplier * budget.as_f64()
-    }
-}
-
-/// Sums over runs of blocks, by the sums over the blocks before each.
-struct RunSums(Vec<f64>);
-
-impl RunSums {
-    fn new(of_blocks: impl Iterator<Item = f64>) -> RunSums {
-        let mut sums = vec![0.0];
-        for of_block in of_blocks {
-            sums.push(sums[sums.len() - 1] + of_block);
-        }
-        RunSums(sums)
-    }
-
-    fn of(&self, run: &Range<usize>) -> f64 {
-        self.0[run.end] - self.0[run.start]
+        sum_of_run(&self.intercepts, run) - self.multiplier * budget.as_f64()
     }
 }
 
@@ -148,7 +132,7 @@ impl RelaxedStage {
             microbatches: microbatches(context),
             step: lines(context, 0)?,
             asymptotic: lines(&many, 1)?,
-            step_phase_max: RunSums::new(step_phase_max.into_iter()),
+            step_phase_max: prefix_sums(step_phase_max.into_iter(), Add::add),
         })
     }
 
@@ -156,11 +140,12 @@ impl RelaxedStage {
     /// fits.
     pub(super) fn assignment(&self, run: Range<usize>) -> Option<Arc<StageAssignment>> {
         // As sums over other blocks are left out, they are inexact.
-        if self.step.bytes_min.of(&run) * (1.0 - ROUNDING) > self.budget.as_f64() {
+        if sum_of_run(&self.step.bytes_min, &run) * (1.0 - ROUNDING) > self.budget.as_f64() {
             return None;
         }
         let step = self.step.time(&run, self.budget);
-        let asymptotic = self.asymptotic.time(&run, self.budget) - self.step_phase_max.of(&run);
+        let asymptotic =
+            self.asymptotic.time(&run, self.budget) - sum_of_run(&self.step_phase_max, &run);
         Some(Arc::new(StageAssignment {
             forward: Seconds((step / self.microbatches).max(0.0)),
             microbatch_time_min: Seconds(asymptotic / ASYMPTOTIC_MICROBATCHES as f64),

@@ -53,103 +53,14 @@
 
 use std::ops::Range;
 
-use narrows_cost_model::{PassTimes, PassTimesMin};
-use narrows_plan::{Context, PipelineSchedule, Seconds};
+use narrows_cost_model::PassTimesMin;
+use narrows_plan::PipelineSchedule;
 
 use super::assignment::StageAssignment;
-use super::interleaved::{chunk_passes, passes_bound};
 use super::overhead::StageOverhead;
-use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff};
-
-/// The schedule of a pipeline and the microbatches of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepSchedule {
-    /// The order of passes.
-    pub schedule: PipelineSchedule,
-    /// Microbatches of a step.
-    pub microbatches: u64,
-    /// Whether all stages with blocks but the first have weight-gradient passes, whatever their assignments.
-    pub has_weight_gradient_passes: bool,
-}
-
-impl StepSchedule {
-    /// The schedule and the microbatches of a context.
-    pub fn of(context: &Context) -> StepSchedule {
-        let microbatches = context.workload.microbatches(&context.mesh);
-        let schedule = context.schedule;
-        // Every block has a weight-gradient GEMM that may run in such a pass, unless it overlaps with a collective.
-        let has_weight_gradient_passes =
-            schedule == PipelineSchedule::ZeroBubble && !context.overlap_tensor_collectives;
-        StepSchedule { schedule, microbatches, has_weight_gradient_passes }
-    }
-}
-
-/// A stage of a pipeline.
-struct StagePosition {
-    stage: usize,
-    stages: usize,
-    step: StepSchedule,
-}
-
-impl StagePosition {
-    /// Stages from this one to the last.
-    fn depth(&self) -> u64 {
-        (self.stages - self.stage) as u64
-    }
-
-    /// Passes of a stage with one chunk after the first microbatch has come back: m − w + 1, where m > w.
-    fn passes_after_warm_up(&self) -> Option<f64> {
-        let StepSchedule { schedule, microbatches, .. } = self.step;
-        let is_interleaved = schedule == PipelineSchedule::Interleaved;
-        (!is_interleaved && microbatches > self.depth())
-            .then(|| (microbatches - self.depth() + 1) as f64)
-    }
-
-    /// Lower bound on a 1F1B step because of the stage, without the step phase of the first one: `before` and
-    /// `after` are the microbatch times of the stages around it, `own` its own.
-    fn bound_1f1b(&self, before: f64, own: f64, after: f64) -> f64 {
-        let busy = before + self.step.microbatches as f64 * own;
-        match self.passes_after_warm_up() {
-            Some(passes) => busy.max(before + 2.0 * after + passes * own),
-            None => busy,
-        }
-    }
-
-    /// Lower bound on a zero-bubble step because of the stage, without its step phase.
-    fn bound_zero_bubble(&self, around: &PassesAround, own: f64, own_backward: f64) -> f64 {
-        let microbatches = self.step.microbatches as f64;
-        let in_flight = self.depth().min(self.step.microbatches) as f64;
-        let busy = around.forward_before + microbatches * own;
-        let later_passes =
-            (microbatches - in_flight + 1.0) * own + (in_flight - 1.0) * own_backward;
-        busy.max(around.forward_before + around.round_trip_after + later_passes)
-    }
-
-    /// Lower bound on the end of the passes of the first stage of a zero-bubble pipeline, because of the stage.
-    fn last_return(&self, around: &PassesAround, own: f64) -> f64 {
-        let PassesAround { round_trip_before, own_round_trip, round_trip_after, .. } = around;
-        let before_return = |passes: f64| {
-            // The first stage has no weight-gradient passes.
-            let without = if self.stage > 0 { passes.min(self.stage as f64 + 1.0) } else { 0.0 };
-            round_trip_before + (passes - without) * own + without * own_round_trip
-        };
-        let busy = before_return(self.step.microbatches as f64);
-        let waiting = |passes| before_return(passes) + 2.0 * round_trip_after;
-        self.passes_after_warm_up().map(waiting).map_or(busy, |waiting| waiting.max(busy))
-    }
-}
-
-/// Passes of one microbatch on a stage and the others, in seconds.
-struct PassesAround {
-    /// Forward passes of the stages before.
-    forward_before: f64,
-    /// Forward and backward passes of the stages before, without the weight gradients that have passes of their own.
-    round_trip_before: f64,
-    /// The same of the stage.
-    own_round_trip: f64,
-    /// The same of the stages after.
-    round_trip_after: f64,
-}
+use super::partition::{FIRST_STAGE_WEIGHTS, PruningCutoff};
+use super::prefix_sums::{prefix_sums, sum_of_run};
+use super::stage_position::{PassesAround, StagePosition, StepSchedule};
 
 /// Terms of the first stage of a division in bounds of later stages, in seconds.
 #[derive(Clone, Copy, Debug)]
@@ -245,8 +156,7 @@ impl PrefixBounds {
 
     /// Lower bound on the step phase of a stage with the blocks of `run`.
     pub(super) fn step_phase_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
-        overhead.step_phase_min.0 + self.step_phase_times[run.end]
-            - self.step_phase_times[run.start]
+        overhead.step_phase_min.0 + sum_of_run(&self.step_phase_times, run)
     }
 
     /// The first stage's cost for the bounds of later stages, once `stage` has the blocks of `run`; `before` is the one
@@ -326,7 +236,7 @@ impl PrefixBounds {
         run: &Range<usize>,
         assignment: &StageAssignment,
     ) -> f64 {
-        let microbatch_time = self.microbatch_times[run.end] - self.microbatch_times[run.start];
+        let microbatch_time = sum_of_run(&self.microbatch_times, run);
         let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0;
         let both = together.max(microbatch_time + self.step_phase_bound(overhead, run));
         let counted = match self.step.schedule {
@@ -343,8 +253,8 @@ impl PrefixBounds {
     /// a step beyond both stages' microbatch times: its own passes and its step phase, minimised together, less the backward
     /// pass of the first stage, which the step phase need not follow, and less the gathers that its forward pass hides.
     fn second_stage_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
-        let of_run = |sums: &[f64]| sums[run.end] - sums[run.start];
-        let step_phase = of_run(&self.single_microbatch_steps) - of_run(&self.microbatch_times);
+        let step_phase = sum_of_run(&self.single_microbatch_steps, run)
+            - sum_of_run(&self.microbatch_times, run);
         let [forward, backward] = self.first_passes;
         overhead.step_phase_min.0 + step_phase - backward - self.gather_hidden_cost * forward
     }
@@ -388,8 +298,7 @@ impl PrefixBounds {
                 };
                 // Those of the first block are counted.
                 let later_blocks = (run.start + 1).min(run.end);
-                let reductions =
-                    self.uncounted_reductions[run.end] - self.uncounted_reductions[later_blocks];
+                let reductions = sum_of_run(&self.uncounted_reductions, &(later_blocks..run.end));
                 let before = around.forward_before + (microbatches - 1.0) * own;
                 passes = passes.max(before + last + reductions);
             }
@@ -436,83 +345,5 @@ impl PrefixBounds {
             own_round_trip: to - before,
             round_trip_after: round_trip(stages, blocks) - to,
         }
-    }
-}
-
-/// The sums of the first 0, 1, 2 … values.
-fn prefix_sums<T: Copy + Default>(
-    values: impl Iterator<Item = T>,
-    plus: impl Fn(T, T) -> T,
-) -> Vec<T> {
-    let mut sum = T::default();
-    let next = values.map(|value| {
-        sum = plus(sum, value);
-        sum
-    });
-    std::iter::once(T::default()).chain(next).collect()
-}
-
-impl Partition {
-    /// Lower bound on a step with these assignments, in seconds.
-    pub(crate) fn step_bound(&self, overheads: &[StageOverhead], step: StepSchedule) -> f64 {
-        let stages = || self.stages.iter().zip(overheads);
-        let times: Vec<f64> =
-            stages().map(|(stage, overhead)| stage.microbatch_time(overhead)).collect();
-        let step_phase =
-            |stage: usize| (self.stages[stage].step_phase + overheads[stage].step_phase).0;
-        let position = |stage: usize| StagePosition { stage, stages: times.len(), step };
-        if step.schedule == PipelineSchedule::Interleaved {
-            let of_stages: Vec<Vec<PassTimes>> =
-                stages().map(|(stage, overhead)| chunk_passes(stage, overhead)).collect();
-            let time = |passes: &PassTimes| (passes.forward + passes.backward).0;
-            let chunks = of_stages.first().map_or(0, Vec::len);
-            let chunks: Vec<f64> = (0..chunks)
-                .flat_map(|chunk| of_stages.iter().map(move |stage| time(&stage[chunk])))
-                .collect();
-            return passes_bound(&chunks, times.len(), step.microbatches, |_| 0.0) + step_phase(0);
-        }
-        if step.schedule == PipelineSchedule::ZeroBubble {
-            let forward: Vec<f64> =
-                stages().map(|(stage, overhead)| (stage.forward + overhead.forward).0).collect();
-            let deferred = |stage: usize| match stage {
-                0 => 0.0,
-                _ => self.stages[stage].weight_gradient.0,
-            };
-            let backward = |stage: usize| times[stage] - forward[stage];
-            let round_trip = |stages: Range<usize>| -> f64 {
-                stages.map(|stage| times[stage] - deferred(stage)).sum()
-            };
-            let of_stage = |stage: usize| {
-                let around = PassesAround {
-                    forward_before: forward[..stage].iter().sum(),
-                    round_trip_before: round_trip(0..stage),
-                    own_round_trip: round_trip(stage..stage + 1),
-                    round_trip_after: round_trip(stage + 1..times.len()),
-                };
-                let position = position(stage);
-                let mut passes = position.bound_zero_bubble(&around, times[stage], backward(stage));
-                let uncounted =
-                    overheads[stage].slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
-                if stage > 0 && deferred(stage) > 0.0 {
-                    let later_blocks = self.stages[stage].blocks.iter().skip(1);
-                    let reductions: Seconds = later_blocks.map(|block| block.time.overlapped).sum();
-                    let busy = step.microbatches as f64 * times[stage] - deferred(stage);
-                    passes = passes.max(around.forward_before + busy + uncounted * reductions.0);
-                }
-                let hidden_gathers = overheads[stage].gather_hidden_cost * around.forward_before;
-                let last_return = position.last_return(&around, times[stage]) + step_phase(0);
-                (passes + step_phase(stage) - hidden_gathers).max(last_return)
-            };
-            return (0..times.len()).map(of_stage).fold(0.0, f64::max);
-        }
-        let all: f64 = times.iter().sum();
-        let (mut before, mut bound) = (0.0, 0.0_f64);
-        for (stage, own) in times.iter().enumerate() {
-            let after = all - before - own;
-            bound = bound.max(position(stage).bound_1f1b(before, *own, after));
-            before += own;
-        }
-        // The first stage ends its passes last, and then runs its step phase.
-        bound + step_phase(0)
     }
 }

@@ -8,7 +8,8 @@ use narrows_plan::Seconds;
 use super::assignment::StageAssignment;
 use super::overhead::StageOverhead;
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
-use super::step_bound::{FirstStageCost, PrefixBounds, StepSchedule};
+use super::stage_position::StepSchedule;
+use super::step_bound::{FirstStageCost, PrefixBounds};
 
 /// Lower bound on a step with these block counts over all assignments within the stages' bytes: the value
 /// that [`undominated_partitions`] minimises. `None` when a stage does not fit.
