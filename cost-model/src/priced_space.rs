@@ -195,16 +195,20 @@ impl PricedSpace {
 
     /// The operands of deferred weight gradients of the [`table`](PricedSpace::table)'s choices, kept and written.
     pub fn deferred_bytes(&self) -> [ChoiceBytes; 2] {
-        let count = |part: fn(DeferredBytes) -> Bytes| {
-            let ops = self.space.ops.iter().map(|options| vec![Bytes(0); options.len()]);
+        let count = || {
+            let ops =
+                self.space.ops.iter().map(|options| vec![DeferredBytes::default(); options.len()]);
             let of_value = |id: ValueId| {
                 let flows = self.space.flows[id.0 as usize].iter();
-                flows.map(|flow| part(flow_deferred_bytes(&self.space, id, flow))).collect()
+                flows.map(|flow| flow_deferred_bytes(&self.space, id, flow)).collect()
             };
-            ops.chain(self.space.segment.value_ids().map(of_value)).collect()
+            let both: Vec<Vec<DeferredBytes>> =
+                ops.chain(self.space.segment.value_ids().map(of_value)).collect();
+            let parts: [fn(&DeferredBytes) -> Bytes; 2] = [|of| of.kept, |of| of.written];
+            parts
+                .map(|part| both.iter().map(|choices| choices.iter().map(part).collect()).collect())
         };
-        let both = || [count(|operands| operands.kept), count(|operands| operands.written)];
-        self.deferred_bytes.get_or_init(both).clone()
+        self.deferred_bytes.get_or_init(count).clone()
     }
 
     /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node. Without bytes, tables of different

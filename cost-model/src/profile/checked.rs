@@ -4,7 +4,8 @@ use narrows_plan::{Bytes, DType, Precision};
 use sha2::{Digest, Sha256};
 
 use super::Executor;
-use super::file::{HostSpec, LaunchCosts, ProfileFile};
+use super::executors::LaunchCosts;
+use super::file::{HostSpec, ProfileFile};
 use super::measured::KernelMeasurements;
 use super::provenance::{Provenance, ProvenanceKind};
 

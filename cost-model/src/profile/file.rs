@@ -3,14 +3,15 @@
 //! Units are in the keys. Every group of numbers has a `provenance`; a number that was not measured is labelled
 //! `assumed` there.
 
-use narrows_plan::{Bytes, DType, Executor, Precision};
+use narrows_plan::{Bytes, DType, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::executors::ExecutorSpecs;
+use super::links::{CollectiveLibrary, LinkSpec, OverlapSpec};
 use super::measured::KernelMeasurements;
 use super::provenance::{Provenance, ProvenanceKind, RelativeError};
 use super::refits::{BootstrapRefits, FittedParameter};
-use crate::overlap::OverlapSlowdown;
 
 /// The JSON form of a hardware profile; [`resolve`](ProfileFile::resolve) turns it into a [`Profile`](super::Profile).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -291,101 +292,6 @@ pub struct FusedCurve {
     pub provenance: Provenance,
 }
 
-/// Links between the devices.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LinkSpec {
-    /// Devices of one node.
-    pub devices_per_node: u32,
-    /// The library that runs collectives.
-    pub library: CollectiveLibrary,
-    /// Inside a node.
-    pub intra_node: IntraNodeLinks,
-    /// Between nodes.
-    pub inter_node: InterNodeLinks,
-    /// Error of measurements relative to the price of a collective or P2P transfer inside a node.
-    pub relative_error: RelativeError,
-}
-
-/// The library that runs collectives, with the column of NCCL's constants that applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum CollectiveLibrary {
-    /// NCCL on compute capability 8.
-    NcclAmpere,
-    /// NCCL on compute capability 9. NVLS is not modelled.
-    NcclHopper,
-    /// Threads of one process that read each other's memory.
-    SharedMemory,
-}
-
-/// Wiring of the devices of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum NodeWiring {
-    /// Each device has an equal share of its links to each other device: a group of fewer devices
-    /// than the node has uses fewer links.
-    AllPairs,
-    /// A switch: any two devices can use all their links.
-    Switched,
-}
-
-/// Links inside a node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct IntraNodeLinks {
-    /// Wiring of the devices.
-    pub wiring: NodeWiring,
-    /// All links of one device, one direction.
-    pub bandwidth_bytes_per_s: f64,
-    /// Fraction of the bandwidth that a large ring collective reaches (bus bandwidth of nccl-tests). In (0, 1].
-    pub efficiency: f64,
-    /// Time of a large collective beyond NCCL's own latency constants.
-    pub fill_s: f64,
-    /// Payload at which half of `fill_s` is paid.
-    pub fill_half_bytes: f64,
-    /// Provenance of these numbers.
-    pub provenance: Provenance,
-}
-
-/// Links between nodes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct InterNodeLinks {
-    /// Network cards of one node, shared evenly among its devices.
-    pub nics_per_node: u32,
-    /// One card, one direction.
-    pub bandwidth_bytes_per_s: f64,
-    /// Fraction of the bandwidth that a large collective reaches. In (0, 1].
-    pub efficiency: f64,
-    /// Latency of a message beyond NCCL's own constants: cables, switches.
-    pub extra_latency_s: f64,
-    /// Error of measurements relative to the price of a collective or P2P transfer between nodes.
-    pub relative_error: RelativeError,
-    /// Provenance of these numbers.
-    pub provenance: Provenance,
-}
-
-/// Slowdown of a collective and computation that run at the same time on one device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct OverlapSpec {
-    /// Factor on the time of computation overlapped with a collective, which occupies some compute units. At least 1.
-    pub compute_slowdown: f64,
-    /// Factor on the time of a collective overlapped with computation, which uses memory bandwidth. At least 1.
-    pub collective_slowdown: f64,
-    /// Provenance of these numbers.
-    pub provenance: Provenance,
-}
-
-impl OverlapSpec {
-    /// The two factors.
-    pub fn slowdown(&self) -> OverlapSlowdown {
-        let OverlapSpec { compute_slowdown, collective_slowdown, .. } = self;
-        OverlapSlowdown { compute: *compute_slowdown, collective: *collective_slowdown }
-    }
-}
-
 /// The processors of a host that serve one of its devices. They run exact steps of LORO.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -420,79 +326,4 @@ impl HostSpec {
             },
         }
     }
-}
-
-/// The ways of launching kernels.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ExecutorSpecs {
-    /// Captured graphs of fused ops: this project's runtime.
-    pub captured: LaunchCosts,
-    /// Fused ops, launched one by one. Where absent, launches cost what those of `eager` cost.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compiled: Option<LaunchCosts>,
-    /// A framework that launches operator by operator.
-    pub eager: LaunchCosts,
-}
-
-impl ExecutorSpecs {
-    /// The costs of launching kernels with `executor`.
-    pub fn of(&self, executor: Executor) -> &LaunchCosts {
-        match executor {
-            Executor::Captured => &self.captured,
-            Executor::Compiled => self.compiled.as_ref().unwrap_or(&self.eager),
-            Executor::Eager => &self.eager,
-        }
-    }
-
-    /// Whether `executor` runs a fused op as one kernel.
-    pub fn fuses_ops(&self, executor: Executor) -> bool {
-        executor == Executor::Compiled || self.of(executor).fuses_ops
-    }
-}
-
-/// One way of launching kernels.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LaunchCosts {
-    /// Time between the end of a kernel and the start of the next one.
-    pub launch_gap_s: f64,
-    /// Time of the host for one launch. Launches queue: the device waits where it has ended all that was launched.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub host_launch_s: f64,
-    /// Whether a fused op is one kernel; otherwise it runs operator by operator.
-    #[serde(rename = "fuses_passes")]
-    pub fuses_ops: bool,
-    /// Time of a step over the sum of its kernels measured alone: clocks under sustained load, the host, the
-    /// allocator.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub step_factor: f64,
-    /// Time of a step beyond its kernels that no factor on them explains: the host between steps, and devices that wait for
-    /// it and for each other.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub step_s: f64,
-    /// Error of measured steps relative to that time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub step_error: Option<RelativeError>,
-    /// Whether `step_error` is that of whole steps, which contains the errors of their kernels; otherwise it adds to them.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub step_error_includes_kernels: bool,
-    /// Provenance of these numbers.
-    pub provenance: Provenance,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
-fn is_zero(time_s: &f64) -> bool {
-    *time_s == 0.0
-}
-
-fn is_one(factor: &f64) -> bool {
-    *factor == 1.0
 }

@@ -1,11 +1,13 @@
 //! Hardware profiles: the performance of a device, its links and its executors.
 //!
-//! A [`ProfileFile`] is the JSON form (`file.rs`). [`ProfileFile::resolve`] checks its numbers (`validation.rs`) and
+//! A [`ProfileFile`] is the JSON form (`file.rs`, `links.rs`, `executors.rs`). [`ProfileFile::resolve`] checks its numbers (`validation.rs`) and
 //! returns a [`Profile`] (`checked.rs`), from which every price is finite. [`read`] makes a profile from text,
 //! [`preset`] from a name. A profile describes hardware only: no number in it is indexed by a model or a strategy.
 
 mod checked;
+mod executors;
 mod file;
+mod links;
 mod measured;
 mod presets;
 mod provenance;
@@ -14,10 +16,13 @@ mod refits;
 mod validation;
 
 pub use checked::Profile;
+pub use executors::{ExecutorSpecs, LaunchCosts};
 pub use file::{
-    AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, ErrorGrowth, ExecutorSpecs,
-    FusedCurve, GemmCurve, GemmTile, HostSpec, InterNodeLinks, IntraNodeLinks, LaunchCosts,
-    LinkSpec, MemoryReserve, NodeWiring, OverlapSpec, PeakFlops, ProfileFile, ProfileFormat,
+    AttentionCurve, DeviceSpec, EfficiencyPoint, ErrorGrowth, FusedCurve, GemmCurve, GemmTile,
+    HostSpec, MemoryReserve, PeakFlops, ProfileFile, ProfileFormat,
+};
+pub use links::{
+    CollectiveLibrary, InterNodeLinks, IntraNodeLinks, LinkSpec, NodeWiring, OverlapSpec,
 };
 pub use measured::{KernelMeasurements, MeasuredPoint, Repeatability};
 pub use narrows_plan::Executor;

@@ -9,9 +9,9 @@ use std::ops::RangeInclusive;
 use narrows_plan::{DType, Defect, Defects, Kernel, short_number};
 
 use super::checked::Profile;
-use super::file::{
-    AttentionCurve, DeviceSpec, EfficiencyPoint, ExecutorSpecs, GemmCurve, LinkSpec, ProfileFile,
-};
+use super::executors::ExecutorSpecs;
+use super::file::{AttentionCurve, DeviceSpec, EfficiencyPoint, GemmCurve, ProfileFile};
+use super::links::LinkSpec;
 use super::measured::{KernelMeasurements, Repeatability};
 use super::presets::{fitted_shapes, preset_names};
 use super::provenance::{Provenance, ProvenanceKind, RELATIVE_ERROR_MAX, RelativeError};
