@@ -33,9 +33,9 @@ pub fn bf16_rate_ratio(
     };
     let mut shortest: Option<[InstructionTimings; 2]> = None;
     for _ in 0..ROUNDS {
-        let [f32, bf16] = [GemmDtype::F32, GemmDtype::Bf16].map(round);
+        let [exact, rounded] = [GemmDtype::F32, GemmDtype::Bf16].map(round);
         let failure = |error| Failure::execution(&error);
-        let timings = [f32.map_err(failure)?, bf16.map_err(failure)?];
+        let timings = [exact.map_err(failure)?, rounded.map_err(failure)?];
         match &mut shortest {
             None => shortest = Some(timings),
             Some(shortest) => {
@@ -44,9 +44,11 @@ pub fn bf16_rate_ratio(
         }
     }
     let Some(shortest) = shortest else { return Ok(None) };
-    let [f32, bf16] = shortest.map(|timings| timings.samples(benchmark.program.program()));
-    let gemms = f32.iter().zip(&bf16).filter(|(f32, _)| matches!(f32.kernel, Kernel::Gemm(_)));
-    let logs: Vec<f64> = gemms.map(|(f32, bf16)| (f32.seconds / bf16.seconds).ln()).collect();
+    let [exact, rounded] = shortest.map(|timings| timings.samples(benchmark.program.program()));
+    let gemms = exact.iter().zip(&rounded);
+    let gemms = gemms.filter(|(exact, _)| matches!(exact.kernel, Kernel::Gemm(_)));
+    let logs: Vec<f64> =
+        gemms.map(|(exact, rounded)| (exact.seconds / rounded.seconds).ln()).collect();
     let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
     Ok(Some(mean).filter(|ratio| ratio.is_finite()))
 }
