@@ -40,7 +40,7 @@ pub use priced_space::{
     ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time,
 };
 pub use profile::{Executor, Profile};
-pub use segment_time::{PassTimesMin, SegmentTime};
+pub use segment_time::{PassTimesMin, SegmentTime, StepWeights};
 pub use sharding::ShardingMin;
 pub use simulate::{
     BucketSpan, PassSpan, SimulatedStep, StageSync, Timeline, schedule_time, simulate,

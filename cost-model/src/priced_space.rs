@@ -20,7 +20,7 @@ use narrows_plan::{Bytes, Context, Layout, Seconds};
 use crate::flow_time::{FlowPrices, residual_sum_time};
 use crate::memory::{DeferredBytes, flow_deferred_bytes, flow_kept_bytes, op_kept_bytes};
 use crate::price::{KernelPrice, StreamPrices};
-use crate::segment_time::{PassTimesMin, SegmentTime, sum};
+use crate::segment_time::{PassTimesMin, SegmentTime, StepWeights, sum};
 use crate::step_phases::StepPhases;
 use crate::table::{CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode};
 use crate::table_links::links;
@@ -228,7 +228,7 @@ impl PricedSpace {
         let of_op = |id: OpId| {
             let time = |(option, time): (&OpOption, &SegmentTime)| {
                 let step = step_phases.of(id, option.choice.strategy);
-                let sharding = step.passes.forward + step.passes.backward;
+                let sharding = step.sharding.forward() + step.sharding.backward();
                 (time.total(microbatches) + sharding * microbatches as f64 + step.time).0
             };
             let options = &self.space.ops[id.0 as usize];
@@ -271,6 +271,21 @@ impl PricedSpace {
     /// As [`pass_times`](PricedSpace::pass_times), without the weight gradients of linears.
     pub fn times_without_weight_gradients(&self) -> Vec<Vec<f64>> {
         self.times_of_passes(SegmentTime::without_weight_gradients, |both, _| both)
+    }
+
+    /// The weighted times of the [`table`](PricedSpace::table)'s choices in a step, in seconds, by node.
+    pub fn weighted_times(&self, step_phases: &StepPhases, weights: &StepWeights) -> Vec<Vec<f64>> {
+        let StepWeights { forward, backward, .. } = *weights;
+        let mut times = self.times_of_passes(
+            |time| time.forward * forward + time.backward * backward,
+            |both, of_backward| (both - of_backward) * forward + of_backward * backward,
+        );
+        for (id, times) in self.space.segment.op_ids().zip(&mut times) {
+            for (time, option) in times.iter_mut().zip(&self.space.ops[id.0 as usize]) {
+                *time += step_phases.of(id, option.choice.strategy).weighted(weights).0;
+            }
+        }
+        times
     }
 
     /// `of_flow` gets the time of both passes, and that of the backward pass.

@@ -51,6 +51,23 @@ impl SegmentTime {
     }
 }
 
+/// Weights of the parts of a step in a bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepWeights {
+    /// Computation and collectives of activations in forward passes.
+    pub forward: f64,
+    /// Computation and collectives of activations in backward passes.
+    pub backward: f64,
+    /// Gathers during the first forward pass, beyond the least that they add to a step.
+    pub gathered: f64,
+    /// Gradient reductions during the last pass, beyond the least that they add to a step.
+    pub overlapped: f64,
+    /// Collectives of sharded parameters beside forward passes of one microbatch, alone.
+    pub sharded_forward: f64,
+    /// Collectives of sharded parameters beside backward passes of one microbatch, alone.
+    pub sharded_backward: f64,
+}
+
 /// Lower bounds on the passes of one microbatch, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PassTimesMin {

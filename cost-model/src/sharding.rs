@@ -17,14 +17,44 @@ use narrows_plan::strategy::OpParameters;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use crate::price::{KernelPrice, StreamPrices};
+use crate::segment_time::StepWeights;
 
-/// The least time that sharded parameters add to the passes of one microbatch, without the additions of reduced parts.
+/// What the sharded parameters of an op add to the passes of one microbatch, without the additions of reduced parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ShardingTime {
-    /// Forward pass.
-    pub forward: Seconds,
-    /// Backward pass.
-    pub backward: Seconds,
+    /// The op's share of a gather of the block's weights, alone.
+    gather: Seconds,
+    /// Its share of the reduction of the block's gradients, alone.
+    reduction: Seconds,
+    /// Casts around the reduction.
+    casts: Seconds,
+    /// The part of a collective's time that it adds to the pass at least.
+    counted: f64,
+}
+
+impl ShardingTime {
+    /// Its collectives beside a forward and a backward pass, alone.
+    pub(crate) fn collectives(&self) -> [Seconds; 2] {
+        [self.gather, self.gather + self.reduction]
+    }
+
+    /// The least that the op adds to a forward pass.
+    pub(crate) fn forward(&self) -> Seconds {
+        self.collectives()[0] * self.counted
+    }
+
+    /// The least that the op adds to a backward pass.
+    pub(crate) fn backward(&self) -> Seconds {
+        self.collectives()[1] * self.counted + self.casts
+    }
+
+    /// The weighted time.
+    pub(crate) fn weighted(&self, weights: &StepWeights) -> Seconds {
+        let [forward, backward] = self.collectives();
+        forward * weights.sharded_forward
+            + backward * weights.sharded_backward
+            + self.casts * weights.backward
+    }
 }
 
 /// Lower bounds on the work that sharded parameters of a segment add to the passes of one microbatch.
@@ -92,18 +122,18 @@ impl<'a> ShardingPrices<'a> {
     pub(crate) fn of(&self, op: &Op, parameters: &OpParameters) -> ShardingTime {
         let gather = self.per_byte[0] * gathered_bytes(parameters, self.context).as_f64();
         let reduction = self.per_byte[1] * reduced_bytes(parameters, self.context).as_f64();
-        let computed = match parameters.has_sharded_gradient(self.context) {
+        let casts = match parameters.has_sharded_gradient(self.context) {
             true => [
                 zero_microbatch_gradient(op, parameters, self.context),
                 round_microbatch_gradient(op, parameters, self.context),
             ],
             false => [None, None],
         };
-        let computed: Seconds =
-            computed.iter().flatten().map(|template| (self.price)(&template.kernel())).sum();
         ShardingTime {
-            forward: Seconds(self.counted * gather),
-            backward: Seconds(self.counted * (gather + reduction)) + computed,
+            gather: Seconds(gather),
+            reduction: Seconds(reduction),
+            casts: casts.iter().flatten().map(|template| (self.price)(&template.kernel())).sum(),
+            counted: self.counted,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::memory::SegmentBytes;
 use crate::op_order::OpOrder;
 use crate::overlap::{EarlyBucket, GatherTime, OverlapSlowdown, SplitBucketTime};
 use crate::price::{KernelPrice, StreamPrices};
-use crate::segment_time::SegmentTime;
+use crate::segment_time::{SegmentTime, StepWeights};
 use crate::sharding::{ShardingMin, ShardingPrices, ShardingTime};
 
 /// The step phase of an op under one strategy, with its share of what the ops of its segment do together.
@@ -30,7 +30,7 @@ pub(crate) struct OpStep {
     /// Bytes of the parameters with their gradients and optimizer states.
     pub resident: Bytes,
     /// The least that a sharded parameter adds to the passes of one microbatch.
-    pub passes: ShardingTime,
+    pub sharding: ShardingTime,
     /// Work of the op alone.
     own: OwnStep,
     /// Operands of collectives and fused ops that the ops of a segment share.
@@ -106,8 +106,8 @@ impl StepPhases {
         let mut exact = OpStep::default();
         for step in &steps {
             time.step_phase += step.time;
-            time.forward += step.passes.forward;
-            time.backward += step.passes.backward;
+            time.forward += step.sharding.forward();
+            time.backward += step.sharding.backward();
             bytes.resident += step.resident;
             exact.own.reduction += step.own.reduction;
         }
@@ -251,14 +251,19 @@ impl StepPhases {
         self.sharding_min
     }
 
-    /// Lower bound on the segment's reductions during the last backward pass.
-    pub fn overlapped_min(&self) -> Seconds {
-        self.range(|step| step.overlapped)[0]
+    /// Lower and upper bound of the segment's reductions during the last backward pass.
+    pub fn overlapped_range(&self) -> [Seconds; 2] {
+        self.range(|step| step.overlapped)
     }
 
-    /// Lower bound on the segment's gathers during the next forward pass.
-    pub fn gathered_min(&self) -> Seconds {
-        self.range(|step| step.gathered)[0]
+    /// Lower and upper bound of the segment's gathers during the next forward pass.
+    pub fn gathered_range(&self) -> [Seconds; 2] {
+        self.range(|step| step.gathered)
+    }
+
+    /// Upper bounds on the collectives of sharded parameters beside a forward and a backward pass of one microbatch, alone.
+    pub fn sharded_max(&self) -> [Seconds; 2] {
+        [0, 1].map(|at| self.range(|step| step.sharding.collectives()[at])[1])
     }
 
     /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
@@ -302,6 +307,14 @@ fn shared_min(
 }
 
 impl OpStep {
+    /// The weighted time of the step phase, and of what the op adds to passes where parameters are sharded.
+    pub(crate) fn weighted(&self, weights: &StepWeights) -> Seconds {
+        self.time
+            + self.gathered * weights.gathered
+            + self.overlapped * weights.overlapped
+            + self.sharding.weighted(weights)
+    }
+
     /// Counts times in the collectives and fused ops that the ops of a segment share, after the op's own work.
     fn count(&mut self, shared: CoalescedTime, slowdown: Option<OverlapSlowdown>) {
         let OwnStep { reduction, casts } = self.own;
@@ -366,7 +379,7 @@ fn add_sharding_times(
         for (strategy, step) in steps {
             if let Some(parameters) = parameters(op, *strategy) {
                 let node = space.segment.op(OpId(op as u32));
-                step.passes = sharding.of(&node.op, &parameters);
+                step.sharding = sharding.of(&node.op, &parameters);
             }
         }
     }

@@ -6,8 +6,7 @@
 //! | `lower_bound` | bounds before any block is divided |
 //! | `memory_limited_bound` | bound of a step whose stages keep activations within their memory |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
-//! | `bucket_bound` | bound of a step that waits for gradient reductions or gathers of weights |
-//! | `sharding_bound` | bound of a step that waits for the collectives of sharded parameters |
+//! | `collective_bound` | bound of a step that waits for gradient reductions or gathers of weights |
 //! | `working_set_bound` | time that the memory of a backward pass costs |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
@@ -22,7 +21,7 @@
 
 mod average_stage;
 mod bounds;
-mod bucket_bound;
+mod collective_bound;
 mod lower_bound;
 mod lowering;
 mod memory_limited_bound;
@@ -33,7 +32,6 @@ mod pairs;
 mod partition_bounds;
 mod progress;
 mod reserves;
-mod sharding_bound;
 mod sized_plan;
 mod solver;
 mod warm_start;

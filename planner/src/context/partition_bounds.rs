@@ -5,8 +5,7 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
-use super::bucket_bound::bucket_bound;
-use super::sharding_bound::sharding_bound;
+use super::collective_bound::collective_bound;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, PipelineOverheads};
@@ -18,11 +17,7 @@ impl ContextSolver<'_> {
         let mut layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
             let layout = (fastest.boundary, fastest.tied_weight);
-            let collectives = bucket_bound(self.segments, context, layout).max(sharding_bound(
-                self.segments,
-                context,
-                layout,
-            ));
+            let collectives = collective_bound(self.segments, context, layout);
             let undivided = fastest.bound.0.max(collectives);
             let mut bound = if undivided < incumbent {
                 self.layout_bound(context, &fastest, incumbent).at_least(Seconds(undivided))

@@ -200,7 +200,7 @@ impl<'a> StagePartitioner<'a> {
             (
                 self.segments.min_microbatch_time(spec, self.context),
                 passes(spec),
-                self.segments.overlapped_min(spec, self.context),
+                self.segments.overlapped_range(spec, self.context)[0],
                 self.segments.step_phase_range(spec, self.context)[0],
                 is_pipeline.then(|| self.segments.fastest(spec, &single)).flatten(),
                 first_stage_weights.map(|weight| self.step_min(spec, weight)),

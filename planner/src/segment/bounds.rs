@@ -1,6 +1,8 @@
 //! Bounds on the times of a segment over all of its choices.
 
-use narrows_cost_model::{PassTimesMin, ShardingMin, StepPhases, WorkingBytes, WorkingSet};
+use narrows_cost_model::{
+    PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes, WorkingSet,
+};
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::{BucketSplit, Context};
 
@@ -16,11 +18,11 @@ impl SegmentSolver<'_> {
         self.step_phase_bounds(spec, context).range
     }
 
-    /// Lower bound on the segment's reductions during the last backward pass, in seconds.
-    pub(crate) fn overlapped_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
+    /// Bounds on the segment's reductions during the last backward pass: `[min, max]` in seconds.
+    pub(crate) fn overlapped_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
         match context.overlap_grad_reduce {
-            true => self.step_phase_bounds(spec, context).overlapped_min,
-            false => 0.0,
+            true => self.step_phase_bounds(spec, context).overlapped,
+            false => [0.0; 2],
         }
     }
 
@@ -33,12 +35,32 @@ impl SegmentSolver<'_> {
         }
     }
 
-    /// Lower bound on the gathers of the segment's updated weights during the next forward pass, in seconds.
-    pub(crate) fn gathered_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
+    /// Bounds on the gathers of the segment's updated weights during the next forward pass: `[min, max]` in seconds.
+    pub(crate) fn gathered_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
         match context.gathers_in_forward() {
-            true => self.step_phase_bounds(spec, context).gathered_min,
-            false => 0.0,
+            true => self.step_phase_bounds(spec, context).gathered,
+            false => [0.0; 2],
         }
+    }
+
+    /// Least weighted time of the segment in a step, in seconds; `None` when it has no legal decisions.
+    pub(crate) fn min_weighted_time(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        weights: &StepWeights,
+    ) -> Option<f64> {
+        let of_grouping = |grouping: &Grouping| {
+            let prepared = self.prepare(spec, *grouping, context);
+            let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
+            let times = prepared.priced.weighted_times(&step_phases, weights);
+            match &prepared.order {
+                Some(order) => Some(order.cheapest(&times)?.cost),
+                // Too wide for elimination: the sum of each node's least.
+                None => times.iter().map(|of| of.iter().copied().reduce(f64::min)).sum(),
+            }
+        };
+        self.groupings(spec).iter().filter_map(of_grouping).min_by(f64::total_cmp)
     }
 
     /// For each of [`BucketSplit::ALL`], lower bounds on the first gather of a block that is the first of a stage, and on the time
@@ -51,6 +73,14 @@ impl SegmentSolver<'_> {
         match context.gathers_in_forward() {
             true => self.step_phase_bounds(spec, context).first_gathers_min,
             false => Default::default(),
+        }
+    }
+
+    /// Upper bounds on the collectives of sharded parameters beside a forward and a backward pass of one microbatch, in seconds.
+    pub(crate) fn sharded_max(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
+        match context.shards_gradients() {
+            true => self.step_phase_bounds(spec, context).sharded_max,
+            false => [0.0; 2],
         }
     }
 
@@ -100,22 +130,25 @@ impl SegmentSolver<'_> {
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
             StepPhaseBounds {
                 range: step_phases.bounds().map(|seconds| seconds.0),
-                overlapped_min: step_phases.overlapped_min().0,
+                overlapped: step_phases.overlapped_range().map(|time| time.0),
                 first_block_min: first_block_min(&step_phases, &prepared),
                 first_gathers_min: first_gathers_min(&step_phases, &prepared),
-                gathered_min: step_phases.gathered_min().0,
+                gathered: step_phases.gathered_range().map(|time| time.0),
+                sharded_max: step_phases.sharded_max().map(|time| time.0),
                 sharding_min: step_phases.sharding_min(),
             }
         };
+        let hull = |a: [f64; 2], b: [f64; 2]| [a[0].min(b[0]), a[1].max(b[1])];
         let widest = |a: StepPhaseBounds, b: StepPhaseBounds| StepPhaseBounds {
-            range: [a.range[0].min(b.range[0]), a.range[1].max(b.range[1])],
-            overlapped_min: a.overlapped_min.min(b.overlapped_min),
+            range: hull(a.range, b.range),
+            overlapped: hull(a.overlapped, b.overlapped),
             first_block_min: a.first_block_min.min(b.first_block_min),
             first_gathers_min: std::array::from_fn(|split| {
                 let (a, b) = (a.first_gathers_min[split], b.first_gathers_min[split]);
                 [a[0].min(b[0]), a[1].min(b[1])]
             }),
-            gathered_min: a.gathered_min.min(b.gathered_min),
+            gathered: hull(a.gathered, b.gathered),
+            sharded_max: [0, 1].map(|at| a.sharded_max[at].max(b.sharded_max[at])),
             sharding_min: a.sharding_min.min(b.sharding_min),
         };
         let bounds = self.groupings(spec).iter().map(of_grouping).reduce(widest);

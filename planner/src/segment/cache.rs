@@ -37,15 +37,17 @@ use crate::request::{GroupingRule, Request};
 pub(super) struct StepPhaseBounds {
     /// Least and largest time, in seconds.
     pub range: [f64; 2],
-    /// Least reductions during the last backward pass, in seconds.
-    pub overlapped_min: f64,
+    /// Least and most reductions during the last backward pass, in seconds.
+    pub overlapped: [f64; 2],
     /// Least time that reductions add beyond the least of other blocks, for a block that is the first of a stage, in seconds.
     pub first_block_min: f64,
     /// For each of [`BucketSplit::ALL`], least gather of the first bucket, and least time of all buckets beyond that of a whole
     /// one, for a block that is the first of a stage, in seconds.
     pub first_gathers_min: [[f64; 2]; BucketSplit::ALL.len()],
-    /// Least gathers of updated weights during the next forward pass, in seconds.
-    pub gathered_min: f64,
+    /// Least and most gathers of updated weights during the next forward pass, in seconds.
+    pub gathered: [f64; 2],
+    /// Most of the collectives of sharded parameters beside a forward and a backward pass of one microbatch, in seconds.
+    pub sharded_max: [f64; 2],
     /// Least additions to the passes.
     pub sharding_min: ShardingMin,
 }

@@ -1,0 +1,202 @@
+//! Lower bound on a step whose collectives over the data axis take longer than the passes that they overlap with, on one stage.
+//!
+//! Without sharded gradients, the reductions begin when the head's backward pass has ended, and run one after the other. While
+//! they overlap, a reduction takes k times as long and computation c times. Let R be the time of the reductions, F and B the
+//! times of a microbatch's passes, and H the part of B that the head takes. Then the last reduction ends at
+//!
+//! ```text
+//! m·F + (m − 1)·B + H + R + c·(1 − 1/k)·(B − H)
+//! ```
+//! or later: all computation after H overlaps with reductions or runs between two of them, and the latter costs more as
+//! long as c·(1 − 1/k) is below 1. The gathers of updated weights mirror that: the first forward pass ends with the part H that
+//! follows all of them, and takes at least G + H + c·(1 − 1/k)·(F − H) for gathers of G seconds. Where passes run two
+//! microbatches, F, B and H are times of two, and m is the number of pairs.
+//!
+//! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the block before
+//! it. During the backward pass of a block, the weights of a second block are gathered and the gradients of a third block are
+//! reduced. Every pass of a block of f seconds takes at least g + c·(1 − 1/k)·f for the collectives of g seconds beside it,
+//! whether they overlap with all of the pass or with a part of it. During the passes of the last block, no weights are gathered
+//! forward and no gradients are reduced backward; during the backward pass of the first block, no weights are gathered. Of the
+//! collectives of these two blocks, only the least that they add counts.
+//!
+//! All of these times depend on the same decisions: the bound is the least of their sum over all decisions of each segment.
+
+use narrows_cost_model::StepWeights;
+use narrows_plan::Context;
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
+
+use crate::segment::{SegmentSolver, SegmentSpec};
+
+/// The passes in one direction whose collectives take longer than they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Longer {
+    Never,
+    /// In the first forward pass, or in the last backward pass.
+    InOnePass,
+    /// In every pass, beside the blocks.
+    InEveryPass,
+}
+
+impl Longer {
+    /// The cases that a context has in forward (0) and in backward (1) passes.
+    fn cases(context: &Context) -> [Vec<Longer>; 2] {
+        let overlaps = context.overlap_grad_reduce;
+        let of_passes = [
+            (context.gathers_in_forward(), context.shards_weights() && overlaps),
+            (overlaps, context.shards_gradients() && overlaps),
+        ];
+        of_passes.map(|(in_one, in_every)| {
+            let one = in_one.then_some(Longer::InOnePass);
+            let every = in_every.then_some(Longer::InEveryPass);
+            [Some(Longer::Never), one, every].into_iter().flatten().collect()
+        })
+    }
+}
+
+/// A segment's place in the passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Embedding,
+    /// The first or the last block.
+    OuterBlock,
+    InnerBlock,
+    Head,
+}
+
+/// The segments of a model on one stage, and the collectives beside them.
+struct CollectiveStep<'a> {
+    segments: &'a SegmentSolver<'a>,
+    context: &'a Context,
+    /// c·(1 − 1/k), at most 1.
+    overlapped: f64,
+    /// Least time that a hidden collective adds to a step, over its time alone.
+    hidden_cost: f64,
+    /// Distinct segments with their numbers of instances.
+    parts: Vec<(SegmentSpec, Place, f64)>,
+}
+
+impl<'a> CollectiveStep<'a> {
+    /// `None` where nothing overlaps, and with several stages.
+    fn new(
+        segments: &'a SegmentSolver,
+        context: &'a Context,
+        (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
+    ) -> Option<CollectiveStep<'a>> {
+        let slowdown = segments.prices(context).overlap_slowdown()?;
+        (context.mesh.pipeline == 1).then_some(())?;
+        let end = |kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
+        let layers = segments.layer_shapes();
+        let (outer, inner) = match layers {
+            [first, inner @ .., last] => (vec![*first, *last], inner),
+            all => (all.to_vec(), &[][..]),
+        };
+        let mut parts = vec![
+            (end(SegmentKind::Embedding), Place::Embedding, 1.0),
+            (end(SegmentKind::Head), Place::Head, 1.0),
+        ];
+        for shape in 0..segments.shape_count() {
+            for (layers, place) in [(&outer[..], Place::OuterBlock), (inner, Place::InnerBlock)] {
+                let count = layers.iter().filter(|other| **other == shape).count();
+                if count > 0 {
+                    parts.push((SegmentSpec::block(shape, boundary), place, count as f64));
+                }
+            }
+        }
+        Some(CollectiveStep {
+            segments,
+            context,
+            overlapped: slowdown.hidden_computation_cost(),
+            hidden_cost: slowdown.hidden_cost(),
+            parts,
+        })
+    }
+
+    /// The part of a segment's pass that counts.
+    fn part(&self, place: Place, longer: Longer) -> f64 {
+        match (place, longer) {
+            (Place::Head, _) | (_, Longer::Never) | (Place::Embedding, Longer::InEveryPass) => 1.0,
+            _ => self.overlapped,
+        }
+    }
+
+    /// Whether some plan may have such collectives beside forward (0) or backward (1) passes.
+    fn is_possible(&self, at: usize, longer: Longer) -> bool {
+        let in_pass = match longer {
+            Longer::Never => return true,
+            Longer::InOnePass => self.context.pass_microbatches() as f64,
+            Longer::InEveryPass => 1.0,
+        };
+        let (mut hidden, mut collectives) = (0.0, 0.0);
+        for (spec, place, count) in &self.parts {
+            let least = self.segments.min_pass_times(*spec, self.context);
+            let pass = in_pass * [least.forward, least.backward][at];
+            hidden += count * (1.0 - self.part(*place, longer)) * pass;
+            let most = match (at, longer) {
+                (_, Longer::InEveryPass) => self.segments.sharded_max(*spec, self.context)[at],
+                (0, _) => self.segments.gathered_range(*spec, self.context)[1],
+                _ => self.segments.overlapped_range(*spec, self.context)[1],
+            };
+            collectives += count * most;
+        }
+        collectives * (1.0 - self.hidden_cost) > hidden
+    }
+
+    /// Lower bound on a step with such collectives beside forward and backward passes; `None` when a segment has no legal
+    /// decisions.
+    fn bound(&self, longer: [Longer; 2]) -> Option<f64> {
+        let of_part = |(spec, place, count): &(SegmentSpec, Place, f64)| {
+            let weights = self.weights(*place, longer);
+            Some(count * self.segments.min_weighted_time(*spec, self.context, &weights)?)
+        };
+        self.parts.iter().map(of_part).sum()
+    }
+
+    fn weights(&self, place: Place, longer: [Longer; 2]) -> StepWeights {
+        let (passes, in_pass) =
+            (self.context.passes() as f64, self.context.pass_microbatches() as f64);
+        let beyond_hidden = 1.0 - self.hidden_cost;
+        // Passes with their own collectives, counted as hidden, and what these take longer.
+        let [forward, backward] = longer.map(|longer| match longer {
+            Longer::InOnePass => passes - 1.0 + self.part(place, longer),
+            Longer::Never | Longer::InEveryPass => passes,
+        });
+        let sharded = |passes_hidden: f64, longer: Longer| {
+            let is_longer = longer == Longer::InEveryPass && place == Place::InnerBlock;
+            let beyond = if is_longer { passes * beyond_hidden } else { 0.0 };
+            in_pass * (passes_hidden * self.hidden_cost + beyond)
+        };
+        let computed = |passes_hidden: f64, longer: Longer| match longer {
+            Longer::InEveryPass => in_pass * passes * self.part(place, longer),
+            Longer::Never | Longer::InOnePass => in_pass * passes_hidden,
+        };
+        let in_one_pass = |longer| if longer == Longer::InOnePass { beyond_hidden } else { 0.0 };
+        StepWeights {
+            forward: computed(forward, longer[0]),
+            backward: computed(backward, longer[1]),
+            gathered: in_one_pass(longer[0]),
+            overlapped: in_one_pass(longer[1]),
+            sharded_forward: sharded(forward, longer[0]),
+            sharded_backward: sharded(backward, longer[1]),
+        }
+    }
+}
+
+/// Lower bound in seconds on the plans of a context with these layouts; 0 without collectives that may take longer than the
+/// passes that they overlap with, and with several stages.
+pub(super) fn collective_bound(
+    segments: &SegmentSolver,
+    context: &Context,
+    layouts: (BoundaryLayout, Option<TiedWeightLayout>),
+) -> f64 {
+    let Some(step) = CollectiveStep::new(segments, context, layouts) else { return 0.0 };
+    // In each direction, collectives take longer than the pass, of which a part counts, or they are hidden.
+    let mut cases = Longer::cases(context);
+    for (at, cases) in cases.iter_mut().enumerate() {
+        cases.retain(|longer| step.is_possible(at, *longer));
+    }
+    let [forward, backward] = cases;
+    let both = forward.iter().flat_map(|forward| backward.iter().map(|back| [*forward, *back]));
+    let counted = both.filter(|longer| *longer != [Longer::Never; 2]);
+    counted.filter_map(|longer| step.bound(longer)).fold(0.0, f64::max)
+}
