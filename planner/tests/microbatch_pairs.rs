@@ -2,7 +2,9 @@
 
 use narrows_cost_model::profile;
 use narrows_plan::Zero;
+use narrows_plan::kernel::{CollectiveKind, Kernel};
 use narrows_plan::model::presets;
+use narrows_plan::program::Phase;
 use narrows_plan::strategy::{Baseline, WeightRule};
 use narrows_planner::{Request, search};
 
@@ -38,5 +40,38 @@ fn no_restriction_to_a_baseline_or_to_sharded_weights_beats_the_whole_space() {
                 of_all.time
             );
         }
+    }
+}
+
+/// With sequence parallelism, a norm between a reduce-scatter and an all-gather is too short to hide either: both overlap with
+/// GEMMs of the other microbatch.
+#[test]
+fn collectives_around_short_computation_overlap_with_gemms() {
+    let model = presets::find("llama-350m").unwrap();
+    let profile = profile::preset("a100-80gb").unwrap();
+    let mut request = Request::new(model, profile, 4, 8, 4096);
+    (request.tensor, request.micro_batch) = (Some(4), Some(4));
+    request.rules.baseline = Baseline::MegatronSp;
+    let best = search(&request).best.expect("a plan");
+    assert!(best.plan.overlap_microbatch_pairs);
+    let chunk = &best.program.program().stages[0].chunks[0];
+    for phase in [Phase::Forward, Phase::Backward] {
+        let instructions = chunk.instructions(phase);
+        let (mut hidden, mut exposed) = (0, 0);
+        for (at, instr) in instructions.iter().enumerate() {
+            let Kernel::Collective(collective) = instr.kernel() else { continue };
+            if collective.kind == CollectiveKind::AllReduce {
+                continue;
+            }
+            let beside = &instructions[at + 1..][..instr.overlapped_instrs];
+            let is_gemm =
+                |kernel: &Kernel| matches!(kernel, Kernel::Gemm(_) | Kernel::Attention(_));
+            match beside.iter().any(|instr| is_gemm(&instr.kernel())) {
+                true => hidden += 1,
+                false => exposed += 1,
+            }
+        }
+        // Four of each block and microbatch; those at the ends of the pass have less beside them.
+        assert!(hidden > 20 * exposed && hidden > 150, "{phase:?}: {hidden} and {exposed}");
     }
 }

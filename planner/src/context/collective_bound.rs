@@ -200,3 +200,60 @@ pub(super) fn collective_bound(
     let counted = both.filter(|longer| *longer != [Longer::Never; 2]);
     counted.filter_map(|longer| step.bound(longer)).fold(0.0, f64::max)
 }
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+    use narrows_plan::strategy::{Rules, WeightRule};
+
+    use crate::context::ContextSolver;
+    use crate::context_space::contexts;
+    use crate::deadline::Deadline;
+    use crate::request::{MemoryLimit, Request};
+
+    use super::*;
+
+    /// Where replicas share slow links, collectives take longer than passes, with every ZeRO stage. Whichever rules choose the
+    /// decisions, no plan is faster than the bound, and some are hardly slower.
+    #[test]
+    fn no_plan_is_faster_than_its_collectives() {
+        let (mut checked, mut waiting, mut tightest) = (0, [0; 2], [f64::INFINITY; 2]);
+        for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0)] {
+            let model = presets::find(name).expect("a preset");
+            let mut file = profile::preset("a100-80gb").expect("a preset").file().clone();
+            file.links.inter_node.bandwidth_bytes_per_s /= slower;
+            let hardware = file.resolve().expect("a positive bandwidth");
+            let request = Request {
+                memory_limit: MemoryLimit::None,
+                ..Request::new(model, hardware, 16, 32, 512)
+            };
+            let sharded = Rules { weights: WeightRule::Sharded, ..Rules::ALL };
+            let restricted = Request { rules: sharded, ..request.clone() };
+            let requests = [&request, &restricted];
+            let all = requests.map(|request| SegmentSolver::new(request, Deadline::none()));
+            let in_one_stage = |context: &Context| context.mesh.pipeline == 1;
+            for context in contexts(&request).into_iter().filter(in_one_stage).step_by(2) {
+                for (request, segments) in requests.into_iter().zip(&all) {
+                    let solver = ContextSolver::new(request, segments);
+                    let Some((_, _, ends, partition)) =
+                        solver.even_partition(context, f64::INFINITY)
+                    else {
+                        continue;
+                    };
+                    let layouts = (ends.boundary, ends.tied_weight);
+                    let bound = collective_bound(&all[0], &context, layouts);
+                    let sized = solver.size(&context, &ends, partition);
+                    let plan = solver.complete_within_limit(sized).expect("no limit");
+                    assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
+                    let every_pass = usize::from(context.shards_gradients());
+                    waiting[every_pass] += usize::from(bound > 0.9 * plan.time.0);
+                    tightest[every_pass] = tightest[every_pass].min(plan.time.0 / bound);
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 50 && waiting.iter().all(|count| *count > 20), "{checked} {waiting:?}");
+        assert!(tightest.iter().all(|ratio| *ratio < 1.03), "{tightest:?}");
+    }
+}
