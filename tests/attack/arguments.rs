@@ -3,13 +3,13 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// Duration of the attacks.
+/// Extent of the attacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Extent {
-    /// Seconds, with all other tests.
+    /// Some attempts, with all other tests.
     #[default]
     FirstLevel,
-    /// With the tests that are ignored by default.
+    /// More attempts, with the tests that are ignored by default.
     SecondLevel,
     /// Minutes.
     Long,
@@ -18,7 +18,7 @@ pub enum Extent {
 /// Selection of attacks, and their extent.
 #[derive(Debug, Default)]
 pub struct Arguments {
-    /// Duration of each attack.
+    /// Extent of each attack.
     pub extent: Extent,
     /// The seed of the only attempt.
     pub seed: Option<u64>,

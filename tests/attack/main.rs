@@ -4,8 +4,8 @@
 //! what is wrong, nothing half-written remains under a name, and no checkpoint is lost.
 //!
 //! ```sh
-//! cargo test --test attack                             # each attack for some seconds, as with all other tests
-//! cargo test --test attack -- --ignored                # four times as long, with the second level of tests
+//! cargo test --test attack                             # each attack some times, as with all other tests
+//! cargo test --test attack -- --ignored                # four times as often, with the second level of tests
 //! cargo test --test attack -- --long                   # each for ten minutes
 //! cargo test --test attack -- files --seed 0x1f        # one attempt, as a failure prints it
 //! ```
@@ -37,8 +37,8 @@ use arguments::{Arguments, Extent};
 /// One kind of attack.
 struct Attack {
     name: &'static str,
-    /// Time for the attempts of a bounded run.
-    time: Duration,
+    /// Number of attempts in the first level of tests.
+    attempts: u64,
     /// One attempt, which panics where the program breaks a rule.
     attempt: fn(u64),
     /// Reason why the attack cannot be made on this machine.
@@ -46,24 +46,24 @@ struct Attack {
 }
 
 const ATTACKS: &[Attack] = &[
-    attack("readers", 3, readers::attempt),
-    attack("files", 4, files::attempt),
+    attack("readers", 68, readers::attempt),
+    attack("files", 160, files::attempt),
     #[cfg(target_os = "linux")]
-    attack("kills", 3, kills::attempt),
+    attack("kills", 5, kills::attempt),
     #[cfg(target_os = "linux")]
-    attack("process-kills", 4, process_kills::attempt),
+    attack("process-kills", 2, process_kills::attempt),
     #[cfg(target_os = "linux")]
-    Attack { missing: system_calls::missing, ..attack("system-calls", 4, system_calls::attempt) },
+    Attack { missing: system_calls::missing, ..attack("system-calls", 16, system_calls::attempt) },
     #[cfg(target_os = "linux")]
-    attack("strangers", 2, strangers::attempt),
+    attack("strangers", 12, strangers::attempt),
 ];
 
-const fn attack(name: &'static str, seconds: u64, attempt: fn(u64)) -> Attack {
-    Attack { name, time: Duration::from_secs(seconds), attempt, missing: || None }
+const fn attack(name: &'static str, attempts: u64, attempt: fn(u64)) -> Attack {
+    Attack { name, attempts, attempt, missing: || None }
 }
 
-/// Factor of the times in the second level of tests.
-const SECOND_LEVEL: u32 = 4;
+/// Factor of the attempts in the second level of tests.
+const SECOND_LEVEL: u64 = 4;
 
 /// Time for the attempts of each attack with `--long`.
 const LONG: Duration = Duration::from_secs(600);
@@ -90,30 +90,32 @@ fn main() -> ExitCode {
     if withstood { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Attempts an attack until its time is over. Returns whether the program has withstood it.
+/// Attempts an attack as often as the level asks for, or until the time is over. Returns whether the program has
+/// withstood it.
 fn run(attack: &Attack, arguments: &Arguments) -> bool {
-    let Attack { name, time, attempt, missing } = attack;
+    let Attack { name, attempts, attempt, missing } = attack;
     if let Some(reason) = missing() {
         println!("{name}: skipped: {reason}");
         return true;
     }
     let first = arguments.seed.unwrap_or_else(arguments::random_seed);
     println!("{name}: seeds from {first:#x}");
-    let time = match arguments.extent {
-        Extent::FirstLevel => *time,
-        Extent::SecondLevel => *time * SECOND_LEVEL,
-        Extent::Long => LONG,
-    };
     let start = Instant::now();
-    let mut attempts: u64 = 0;
-    while attempts == 0 || arguments.seed.is_none() && start.elapsed() < time {
-        let seed = first.wrapping_add(attempts);
+    let continues = |made: u64| match arguments.extent {
+        _ if arguments.seed.is_some() => made == 0,
+        Extent::FirstLevel => made < *attempts,
+        Extent::SecondLevel => made < *attempts * SECOND_LEVEL,
+        Extent::Long => start.elapsed() < LONG,
+    };
+    let mut made: u64 = 0;
+    while continues(made) {
+        let seed = first.wrapping_add(made);
         if catch_unwind(AssertUnwindSafe(|| attempt(seed))).is_err() {
             println!("{name}: failed; again: cargo test --test attack -- {name} --seed {seed:#x}");
             return false;
         }
-        attempts += 1;
+        made += 1;
     }
-    println!("{name}: {attempts} attempts withstood in {:.1} s", start.elapsed().as_secs_f64());
+    println!("{name}: {made} attempts withstood in {:.1} s", start.elapsed().as_secs_f64());
     true
 }
