@@ -1,6 +1,6 @@
 //! The forward pass of a segment: the templates of each op, then the copies of its outputs.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use crate::decisions::SegmentPlan;
 use crate::emit::{
@@ -113,7 +113,7 @@ impl StageLowering<'_> {
     pub(super) fn push_op(&mut self, site: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
         let node = site.plan.segment.op(op);
         let origin = site.origin(&node.name);
-        let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
+        let mut temporaries: FxHashMap<u8, BufferId> = FxHashMap::default();
         for template in templates {
             self.push(template, &origin, |lowering, operand| match operand.slot {
                 OperandSlot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
@@ -136,9 +136,9 @@ impl StageLowering<'_> {
             OperandSlot::Input(port) => self.input(site, op, port as usize),
             OperandSlot::Output(port) => {
                 let value = node.outputs[port as usize];
-                let name = format!("{} {}", site.name, segment.value(value).name);
                 let key = BufferKey::ValueCopy(instance, value, 0);
                 self.bind_or_create(key, |lowering| {
+                    let name = format!("{} {}", site.name, segment.value(value).name);
                     lowering.add_value_buffer(&name, operand.extent, segment.value(value))
                 })
             }
@@ -153,16 +153,16 @@ impl StageLowering<'_> {
                 self.input_gradient(site, op, port as usize, operand)
             }
             OperandSlot::Statistic => {
-                let name = format!("{} {} statistic", site.name, node.name);
-                self.bind_or_add(BufferKey::Statistic(instance, op), &name, operand)
+                let name = || format!("{} {} statistic", site.name, node.name);
+                self.bind_or_add(BufferKey::Statistic(instance, op), name, operand)
             }
             OperandSlot::NormStatistic => {
                 self.buffer_of(BufferKey::Statistic(instance, norm_of(&node.op, op)))
             }
             OperandSlot::NormStatisticGradient => {
                 let key = BufferKey::StatisticGradient(instance, norm_of(&node.op, op));
-                let name = format!("{} {} statistic gradient", site.name, node.name);
-                self.bind_or_add(key, &name, operand)
+                let name = || format!("{} {} statistic gradient", site.name, node.name);
+                self.bind_or_add(key, name, operand)
             }
             OperandSlot::Tokens
             | OperandSlot::Targets
@@ -175,11 +175,11 @@ impl StageLowering<'_> {
     pub(super) fn bind_or_add(
         &mut self,
         key: BufferKey,
-        name: &str,
+        name: impl FnOnce() -> String,
         operand: TemplateOperand,
     ) -> BufferId {
         self.bind_or_create(key, |lowering| {
-            lowering.add_buffer(name, operand.extent, BufferRole::Activation)
+            lowering.add_buffer(&name(), operand.extent, BufferRole::Activation)
         })
     }
 

@@ -1,6 +1,6 @@
 //! The state of lowering one stage: its buffers, and the instructions so far.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use crate::decisions::{ResolvedPlan, SegmentPlan};
 use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
@@ -45,14 +45,14 @@ pub(super) struct StageLowering<'a> {
     /// Index of the chunk being lowered.
     pub(super) chunk: usize,
     pub(super) program: StageProgram,
-    pub(super) buffers: HashMap<BufferKey, BufferId>,
-    pub(super) name_counts: HashMap<String, u32>,
+    pub(super) buffers: FxHashMap<BufferKey, BufferId>,
+    pub(super) name_counts: FxHashMap<String, u32>,
     /// Weight-gradient GEMMs that overlap with the collective of a value's gradient, held until this collective is emitted.
-    pub(super) overlapped_gemms: HashMap<(SegmentInstance, ValueId), Instr>,
+    pub(super) overlapped_gemms: FxHashMap<(SegmentInstance, ValueId), Instr>,
     /// Number of instructions of the forward pass before a segment's first, by segment.
-    pub(super) forward_begins: HashMap<SegmentInstance, usize>,
+    pub(super) forward_begins: FxHashMap<SegmentInstance, usize>,
     /// Numbers of instructions of the backward and of the weight-gradient pass up to a segment's last, by segment.
-    pub(super) gradient_ends: HashMap<SegmentInstance, [usize; 2]>,
+    pub(super) gradient_ends: FxHashMap<SegmentInstance, [usize; 2]>,
 }
 
 /// One segment of the stage being lowered.
@@ -86,11 +86,11 @@ impl<'a> StageLowering<'a> {
             phase: Phase::Forward,
             chunk: 0,
             program,
-            buffers: HashMap::new(),
-            name_counts: HashMap::new(),
-            overlapped_gemms: HashMap::new(),
-            forward_begins: HashMap::new(),
-            gradient_ends: HashMap::new(),
+            buffers: FxHashMap::default(),
+            name_counts: FxHashMap::default(),
+            overlapped_gemms: FxHashMap::default(),
+            forward_begins: FxHashMap::default(),
+            gradient_ends: FxHashMap::default(),
         }
     }
 
@@ -110,9 +110,16 @@ impl<'a> StageLowering<'a> {
     }
 
     pub(super) fn add_buffer(&mut self, name: &str, extent: Extent, role: BufferRole) -> BufferId {
-        let count = self.name_counts.entry(name.to_string()).or_insert(0);
-        *count += 1;
-        let name = if *count == 1 { name.to_string() } else { format!("{name}#{count}") };
+        let name = match self.name_counts.get_mut(name) {
+            Some(count) => {
+                *count += 1;
+                format!("{name}#{count}")
+            }
+            None => {
+                self.name_counts.insert(name.to_string(), 1);
+                name.to_string()
+            }
+        };
         self.program.buffers.push(Buffer {
             name,
             extent,
@@ -219,7 +226,7 @@ impl<'a> StageLowering<'a> {
         (from, to): (BufferId, BufferId),
         statistic: Option<BufferId>,
     ) {
-        let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
+        let mut temporaries: FxHashMap<u8, BufferId> = FxHashMap::default();
         for template in templates {
             self.push(template, origin, |lowering, operand| match operand.slot {
                 OperandSlot::Before => from,

@@ -104,22 +104,18 @@ impl Occupancy {
             (first, last) = (first / 2, last / 2);
         }
         for end in ends {
-            let mut node = end / 2;
+            // Each time has one covering node; the nodes between them have times of the lifetime only.
+            let mut node = end;
+            while !covering.contains(&node) {
+                node /= 2;
+            }
+            node /= 2;
             while node > 0 && !above.contains(&node) {
                 above.push(node);
                 node /= 2;
             }
         }
-        // Nodes below a covering one have its times only.
-        above.retain(|node| !self.is_within(*node, &covering));
         LifetimeNodes { covering, above }
-    }
-
-    /// Whether a node is one of others or below one of them.
-    fn is_within(&self, node: usize, others: &[usize]) -> bool {
-        std::iter::successors(Some(node), |node| Some(node / 2))
-            .take_while(|node| *node > 0)
-            .any(|node| others.contains(&node))
     }
 }
 
