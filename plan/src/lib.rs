@@ -36,6 +36,6 @@ pub use defect::{Defect, Defects};
 pub use dtype::{DType, GradReduceDtype, Precision};
 pub use kernel::Kernel;
 pub use layout::{Dim, EdgeLayout, Layout, WeightSplit};
-pub use lower::lower;
+pub use lower::{lower, lower_within};
 pub use mesh::{Axis, DeviceGroup, Mesh, Workload};
 pub use units::{Bytes, Flops, Seconds, short_number};

@@ -37,12 +37,12 @@ const ARENAS_MAX: usize = 100_000;
 const PROGRAMS_MAX: usize = 64;
 
 impl LoweredPlans {
-    /// The arenas of a plan's stages, if the plan was lowered before.
+    /// The arenas of a plan's stages, if the plan was lowered before: of all stages, or of the first ones.
     pub(crate) fn arenas(&self, plan: &PlanDigest) -> Option<Arc<[Bytes]>> {
         lock(&self.arenas).get(plan).cloned()
     }
 
-    /// Stores the arenas of a plan's stages.
+    /// Stores the arenas of a plan's stages, or of the first ones.
     pub(crate) fn insert_arenas(&self, plan: PlanDigest, of_stages: Arc<[Bytes]>) {
         let mut arenas = lock(&self.arenas);
         if arenas.len() >= ARENAS_MAX {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use narrows_cost_model::{ExactStepTime, ExactStepWork, simulate};
 use narrows_plan::program::Program;
-use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, Seconds, lower};
+use narrows_plan::{
+    Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, Seconds, lower, lower_within,
+};
 
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
@@ -21,6 +23,17 @@ impl ContextSolver<'_> {
         embedding_and_head: &EmbeddingAndHead,
         partition: Partition,
     ) -> SizedPlan {
+        self.size_within(context, embedding_and_head, partition, Bytes(u64::MAX))
+    }
+
+    /// The arenas of a partition, up to the first stage whose arena has more than `arena_max` bytes.
+    pub(super) fn size_within(
+        &self,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+        partition: Partition,
+        arena_max: Bytes,
+    ) -> SizedPlan {
         let overheads = self.overheads(context, embedding_and_head);
         let (context, partition_time) = with_fastest_buckets(context, &partition, &overheads);
         let decisions = ModelDecisions {
@@ -32,11 +45,21 @@ impl ContextSolver<'_> {
         };
         let plan = write_plan(self.request, &decisions);
         let digest = PlanDigest::new(&plan);
-        let known = self.segments.lowered().arenas(&digest);
-        let program = known.is_none().then(|| lower(&self.resolve(&plan)));
+        let stages = context.mesh.pipeline as usize;
+        let is_enough = |arenas: &Arc<[Bytes]>| {
+            arenas.len() == stages || arenas.last().is_some_and(|last| *last > arena_max)
+        };
+        let known = self.segments.lowered().arenas(&digest).filter(is_enough);
+        let mut program = None;
         let arenas = known.unwrap_or_else(|| {
-            let stages = program.iter().flat_map(|program| &program.stages);
-            let arenas: Arc<[Bytes]> = stages.map(|stage| stage.arena).collect();
+            let arenas: Arc<[Bytes]> = match lower_within(&self.resolve(&plan), arena_max) {
+                Ok(lowered) => {
+                    let arenas = lowered.stages.iter().map(|stage| stage.arena).collect();
+                    program = Some(lowered);
+                    arenas
+                }
+                Err(arenas) => arenas.into(),
+            };
             self.segments.lowered().insert_arenas(digest, arenas.clone());
             arenas
         });

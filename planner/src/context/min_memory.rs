@@ -39,16 +39,31 @@ impl ContextSolver<'_> {
     pub(super) fn min_memory_plan(&self, context: &Context) -> Option<SizedPlan> {
         let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
         let smallest = layouts.iter().flat_map(|layout| layout.smallest(self.segments, context));
-        let plans = smallest.filter_map(|embedding_and_head| {
-            let levels = (0..LEVELS_MAX).filter_map(|level| {
-                let stages = self.min_memory_stages(context, &embedding_and_head, level)?;
+        let mut best: Option<SizedPlan> = None;
+        for embedding_and_head in smallest {
+            for level in 0..LEVELS_MAX {
+                let Some(stages) = self.min_memory_stages(context, &embedding_and_head, level)
+                else {
+                    continue;
+                };
+                // No arena is smaller than the bytes that are counted.
+                let blocks = stages.iter().map(|stage| stage.bytes).enumerate();
+                let counted = blocks
+                    .map(|(stage, bytes)| bytes + embedding_and_head.bytes(context, stage))
+                    .max();
+                if best.as_ref().is_some_and(|best| counted >= Some(best.peak_arena())) {
+                    continue;
+                }
                 let counts = stages.iter().map(|stage| stage.blocks.len()).collect();
                 let partition = Partition { bound: Seconds(0.0), counts, stages };
-                Some(self.size(context, &embedding_and_head, partition))
-            });
-            levels.min_by_key(SizedPlan::peak_arena)
-        });
-        plans.min_by_key(SizedPlan::peak_arena)
+                let peak = best.as_ref().map_or(Bytes(u64::MAX), SizedPlan::peak_arena);
+                let sized = self.size_within(context, &embedding_and_head, partition, peak);
+                if best.as_ref().is_none_or(|best| sized.peak_arena() < best.peak_arena()) {
+                    best = Some(sized);
+                }
+            }
+        }
+        best
     }
 
     /// The smallest arena of the fullest stage, by [`Self::min_memory_plan`].

@@ -16,7 +16,7 @@ pub(super) struct SizedPlan {
     pub digest: PlanDigest,
     /// `None` where the arenas were known without lowering.
     pub program: Option<Program>,
-    /// Arena of each stage.
+    /// Arena of each stage, or of the stages up to the first whose arena is too large.
     pub arenas: Arc<[Bytes]>,
     pub partition_time: Seconds,
     pub objective: Seconds,
@@ -24,7 +24,7 @@ pub(super) struct SizedPlan {
 }
 
 impl SizedPlan {
-    /// Arena of the fullest stage.
+    /// Arena of the fullest stage whose arena is known.
     pub(super) fn peak_arena(&self) -> Bytes {
         self.arenas.iter().copied().max().unwrap_or_default()
     }

@@ -329,8 +329,8 @@ impl<'a> ContextSolver<'a> {
         if self.segments.out_of_time() {
             return LoweringResult::Interrupted;
         }
-        let sized = self.size(context, embedding_and_head, partition.clone());
         let limit = self.request.arena_limit();
+        let sized = self.size_within(context, embedding_and_head, partition.clone(), limit);
         match sized.arenas.iter().position(|arena| *arena > limit) {
             Some(stage) => {
                 let counted =
@@ -366,7 +366,7 @@ impl<'a> ContextSolver<'a> {
         if time(&refined) >= time(partition) || self.segments.out_of_time() {
             return None;
         }
-        self.complete_within_limit(self.size(context, embedding_and_head, refined))
+        self.complete_within_limit(self.size_within(context, embedding_and_head, refined, limit))
     }
 
     pub(super) fn overheads(
