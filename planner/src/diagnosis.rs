@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use narrows_plan::counts::plural;
 use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
-use narrows_plan::{Bytes, Mesh, PipelineSchedule, Zero};
+use narrows_plan::{Bytes, Context, Mesh, PipelineSchedule, Zero};
+use rayon::prelude::*;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::context_solvers::ContextSolvers;
@@ -252,11 +253,12 @@ fn sufficient_memory(
     // Contexts of one mesh need nearly the same memory, unless they shard different states.
     let mut meshes = HashSet::new();
     contexts.retain(|(_, context)| meshes.insert((context.mesh, context.shards_gradients())));
+    contexts.truncate(LOWERED_MAX);
     let smallest = contexts
-        .iter()
-        .take(LOWERED_MAX)
-        .filter_map(|(_, context)| Some((solvers.of(context).min_memory(context)?, *context)));
-    let (peak, context) = smallest.min_by_key(|(peak, _)| *peak)?;
+        .par_iter()
+        .map(|(_, context)| Some((solvers.of(context).min_memory(context)?, *context)));
+    let smallest: Vec<Option<(Bytes, Context)>> = smallest.collect();
+    let (peak, context) = smallest.into_iter().flatten().min_by_key(|(peak, _)| *peak)?;
     let restricted = solvers.of(&context).min_memory_restricted(&context);
     Some((restricted.map_or(peak, |restricted| restricted.min(peak)), context.mesh))
 }
