@@ -1,5 +1,7 @@
 //! Prices of the flows of a value: its reshards, forward and backward.
 
+use std::sync::Arc;
+
 use narrows_plan::emit::{
     InstrTemplate, ResidualSum, copy_forward, copy_recompute, flow_forward, flow_recompute,
     gradient_backward, op_backward, op_forward, overlapped_weight_gradient,
@@ -11,6 +13,15 @@ use narrows_plan::{Layout, Seconds};
 
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{SegmentTime, sum};
+
+/// Times of each flow of a value for one microbatch.
+#[derive(Clone, Debug)]
+pub(crate) struct FlowTimes {
+    /// Forward plus backward.
+    pub both: Arc<[Seconds]>,
+    /// Backward alone.
+    pub backward: Arc<[Seconds]>,
+}
 
 /// Prices the flows of one value.
 pub(crate) struct FlowPrices<'a> {
@@ -64,13 +75,14 @@ impl<'a> FlowPrices<'a> {
         gradients.flat_map(|gradient| self.gradient_times(flow, gradient)).sum()
     }
 
-    /// Times of each flow of the value for one microbatch: forward plus backward, and backward alone.
-    pub(crate) fn times(mut self) -> (Vec<Seconds>, Vec<Seconds>) {
+    /// Times of each flow of the value for one microbatch.
+    pub(crate) fn times(mut self) -> FlowTimes {
         let flows = &self.space.flows[self.id.0 as usize];
         let same = |a: &Flow, b: &Flow| {
             (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second)
         };
         let mut times = (Vec::with_capacity(flows.len()), Vec::with_capacity(flows.len()));
+        let may_sum = ResidualSum::of_some_flow(&self.space.segment, self.id).is_some();
         // Flows that differ only in their saves are adjacent.
         for group in flows.chunk_by(same) {
             let flow = &group[0];
@@ -90,12 +102,15 @@ impl<'a> FlowPrices<'a> {
                 let saves = flow.saves.iter().zip(&recompute);
                 let recomputed = saves.filter(|(save, _)| **save == Save::Recomputed);
                 let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
-                let [in_gemm, again] = self.residual_sum(flow);
+                let [in_gemm, again] = match may_sum {
+                    true => self.residual_sum(flow),
+                    false => [Seconds(0.0); 2],
+                };
                 let backward = backward + recomputed + if_recomputed(flow, again);
                 (forward + backward + in_gemm, backward)
             }));
         }
-        times
+        FlowTimes { both: times.0.into(), backward: times.1.into() }
     }
 
     fn forward(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {

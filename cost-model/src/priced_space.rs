@@ -17,7 +17,7 @@ use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
 use narrows_plan::{Bytes, Context, Layout, Seconds};
 
-use crate::flow_time::{FlowPrices, residual_sum_time};
+use crate::flow_time::{FlowPrices, FlowTimes, residual_sum_time};
 use crate::memory::{DeferredBytes, flow_deferred_bytes, flow_kept_bytes, op_kept_bytes};
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{PassTimesMin, SegmentTime, StepWeights, sum};
@@ -43,10 +43,8 @@ pub struct PricedSpace {
     /// The space.
     pub space: SegmentSpace,
     ops: OpTimes,
-    /// Forward plus backward time of one microbatch.
-    flows: Arc<[Vec<Seconds>]>,
-    /// Backward time of one microbatch.
-    backward_flows: Arc<[Vec<Seconds>]>,
+    /// The times of the flows of each value.
+    flows: Arc<[FlowTimes]>,
     links: Arc<[TableLink]>,
     /// Bytes of every choice that are kept for each microbatch in flight, once counted.
     kept_bytes: OnceLock<ChoiceBytes>,
@@ -57,10 +55,13 @@ pub struct PricedSpace {
 /// Bytes of the choices of a table, by node.
 pub type ChoiceBytes = Arc<[Vec<Bytes>]>;
 
-/// The times of every alternative of every op for one microbatch. They do not depend on the boundary layout.
+/// The times of every alternative of every op for one microbatch, and of the flows between ops of the segment. They do not
+/// depend on the boundary layout. Clones share their contents.
 #[derive(Clone, Debug)]
 pub struct OpTimes {
     of_options: Arc<[Vec<SegmentTime>]>,
+    /// The times of the flows of each value that is no input or output of the segment, once priced.
+    of_flows: Arc<[OnceLock<FlowTimes>]>,
     /// Lower bound on the differences that residual sums in GEMMs make to the forward pass, at most 0.
     residual_sums_min: Seconds,
 }
@@ -72,6 +73,7 @@ impl OpTimes {
         let of_value = |id| residual_sum_min(space, id, prices.kernel);
         OpTimes {
             of_options: space.segment.op_ids().map(of_op).collect(),
+            of_flows: space.segment.value_ids().map(|_| OnceLock::new()).collect(),
             residual_sums_min: space.segment.value_ids().map(of_value).sum(),
         }
     }
@@ -118,12 +120,17 @@ impl PricedSpace {
         prices: StreamPrices,
     ) -> PricedSpace {
         let ops = op_times.unwrap_or_else(|| OpTimes::new(&space, prices));
-        let of_value = |id| FlowPrices::new(&space, id, prices).times();
-        let (flows, backward_flows): (Vec<_>, Vec<_>) =
-            space.segment.value_ids().map(of_value).unzip();
-        let (flows, backward_flows) = (flows.into(), backward_flows.into());
+        let segment = &space.segment;
+        let of_value = |id: ValueId| {
+            let times = || FlowPrices::new(&space, id, prices).times();
+            match segment.output_port(id).is_none() || segment.is_output(id) {
+                true => times(),
+                false => ops.of_flows[id.0 as usize].get_or_init(times).clone(),
+            }
+        };
+        let flows = segment.value_ids().map(of_value).collect();
         let (kept_bytes, deferred_bytes) = (OnceLock::new(), OnceLock::new());
-        PricedSpace { space, ops, flows, backward_flows, links, kept_bytes, deferred_bytes }
+        PricedSpace { space, ops, flows, links, kept_bytes, deferred_bytes }
     }
 
     /// The times of the ops, for the same segment with other boundary layouts.
@@ -172,7 +179,7 @@ impl PricedSpace {
 
     /// The bytes of the [`table`](PricedSpace::table)'s choices by memory row.
     fn row_bytes(&self, step_phases: &StepPhases) -> [ChoiceBytes; 4] {
-        let without = |flows: &Vec<Seconds>| vec![Bytes(0); flows.len()];
+        let without = |flows: &FlowTimes| vec![Bytes(0); flows.both.len()];
         let resident = self.op_resident_bytes(step_phases).into_iter();
         let resident = resident.chain(self.flows.iter().map(without)).collect();
         let [operands_kept, operands_written] = self.deferred_bytes();
@@ -215,8 +222,8 @@ impl PricedSpace {
     /// contexts differ in these times only.
     pub fn times(&self, context: &Context, step_phases: &StepPhases) -> Vec<Vec<f64>> {
         let microbatches = context.workload.microbatches(&context.mesh);
-        let of_value = |flows: &Vec<Seconds>| {
-            flows.iter().map(|time| (*time * microbatches as f64).0).collect()
+        let of_value = |flows: &FlowTimes| {
+            flows.both.iter().map(|time| (*time * microbatches as f64).0).collect()
         };
         let ops = self.op_step_times(context, step_phases).into_iter();
         ops.chain(self.flows.iter().map(of_value)).collect()
@@ -253,22 +260,34 @@ impl PricedSpace {
     }
 
     /// The times of the [`table`](PricedSpace::table)'s choices for the passes of one microbatch without what ZeRO adds, in
-    /// seconds, by node.
-    pub fn pass_times(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(|time| time.forward + time.backward, |both, _| both)
+    /// seconds, with `multiplier` seconds for each kept byte. The choices of all nodes follow one after the other.
+    pub fn pass_costs(&self, multiplier: f64) -> Vec<f64> {
+        let of_ops = self.ops.of_options.iter().flatten();
+        let of_ops = of_ops.map(|time| (time.forward + time.backward).0);
+        let of_flows = self.flows.iter().flat_map(|times| times.both.iter().map(|time| time.0));
+        let mut costs: Vec<f64> = Vec::with_capacity(self.choice_counts().iter().sum());
+        costs.extend(of_ops);
+        costs.extend(of_flows);
+        if multiplier > 0.0 {
+            let kept = self.kept_bytes();
+            let kept = kept.iter().flatten();
+            costs.iter_mut().zip(kept).for_each(|(cost, kept)| *cost += multiplier * kept.as_f64());
+        }
+        costs
     }
 
-    /// As [`pass_times`](PricedSpace::pass_times), of the forward pass alone.
+    /// The times of the [`table`](PricedSpace::table)'s choices for the forward pass of one microbatch without what ZeRO adds,
+    /// in seconds, by node.
     pub fn forward_times(&self) -> Vec<Vec<f64>> {
         self.times_of_passes(|time| time.forward, |both, backward| both - backward)
     }
 
-    /// As [`pass_times`](PricedSpace::pass_times), of the backward pass alone.
+    /// As [`forward_times`](PricedSpace::forward_times), of the backward pass.
     pub fn backward_times(&self) -> Vec<Vec<f64>> {
         self.times_of_passes(|time| time.backward, |_, backward| backward)
     }
 
-    /// As [`pass_times`](PricedSpace::pass_times), without the weight gradients of linears.
+    /// As [`forward_times`](PricedSpace::forward_times), of both passes without the weight gradients of linears.
     pub fn times_without_weight_gradients(&self) -> Vec<Vec<f64>> {
         self.times_of_passes(SegmentTime::without_weight_gradients, |both, _| both)
     }
@@ -295,21 +314,23 @@ impl PricedSpace {
         of_flow: impl Fn(Seconds, Seconds) -> Seconds,
     ) -> Vec<Vec<f64>> {
         let of_op = |times: &Vec<SegmentTime>| times.iter().map(|time| of_option(time).0).collect();
-        let of_value = |(both, backward): (&Vec<Seconds>, &Vec<Seconds>)| {
-            both.iter().zip(backward).map(|(both, backward)| of_flow(*both, *backward).0).collect()
+        let of_value = |times: &FlowTimes| {
+            let times = times.both.iter().zip(times.backward.iter());
+            times.map(|(both, backward)| of_flow(*both, *backward).0).collect()
         };
-        let flows = self.flows.iter().zip(self.backward_flows.iter()).map(of_value);
+        let flows = self.flows.iter().map(of_value);
         self.ops.of_options.iter().map(of_op).chain(flows).collect()
     }
 
     /// Forward plus backward time of each flow of each value for one microbatch.
-    pub fn flow_times(&self) -> Arc<[Vec<Seconds>]> {
-        self.flows.clone()
+    pub fn flow_times(&self) -> impl Iterator<Item = &[Seconds]> {
+        self.flows.iter().map(|times| &*times.both)
     }
 
     /// The number of choices of each node of the [`table`](PricedSpace::table).
     pub fn choice_counts(&self) -> Vec<usize> {
-        self.ops.of_options.iter().map(Vec::len).chain(self.flows.iter().map(Vec::len)).collect()
+        let flows = self.flows.iter().map(|times| times.both.len());
+        self.ops.of_options.iter().map(Vec::len).chain(flows).collect()
     }
 
     /// The links of the [`table`](PricedSpace::table), in every context.

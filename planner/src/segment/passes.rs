@@ -12,6 +12,7 @@ use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::BoundaryLayout;
 
 use super::pass_lines::{MULTIPLIERS, PassLines, RelaxedPasses, multiplier};
+use super::prepared::PreparedSegment;
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
@@ -19,6 +20,8 @@ use crate::pipeline::in_flight_in_chunks;
 
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-12;
+/// Relative error of lower bounds between two multipliers.
+const CHORD_ROUNDING: f64 = 1e-9;
 /// Relative error of sums of times in another order.
 const OPS_ROUNDING: f64 = 1e-10;
 
@@ -124,14 +127,41 @@ impl LeastPasses<'_> {
     }
 
     fn at_multiplier(&self, multiplier: f64) -> Option<RelaxedPasses> {
-        let layouts = self.segments.boundary_layouts(self.context).into_iter();
-        let of_layouts: Vec<RelaxedPasses> = layouts
-            .zip(self.ends())
-            .filter_map(|(layout, ends)| self.of_layout(layout, (*ends)?, multiplier))
-            .collect();
-        let fastest = of_layouts.iter().min_by(|a, b| a.total.total_cmp(&b.total))?;
+        let layouts = self.segments.boundary_layouts(self.context);
+        let legal = layouts.iter().zip(self.ends()).enumerate();
+        let legal = legal.filter_map(|(index, (layout, ends))| {
+            let ends = (*ends)?;
+            let of_segment = |spec| Some((self.known_minimum(spec, multiplier), 0.0));
+            let known = self.of_layout(*layout, ends, multiplier, of_segment)?;
+            Some((index, *layout, ends, known))
+        });
+        // The most promising first: others may be left out.
+        let mut open: Vec<_> = legal.collect();
+        open.sort_by(|(.., a), (.., b)| a.total.total_cmp(&b.total));
+        let mut of_layouts: Vec<(usize, RelaxedPasses)> = vec![];
+        for (index, layout, ends, known) in open {
+            let is_larger = |value: fn(&RelaxedPasses) -> f64| {
+                let mut others = of_layouts.iter();
+                others.any(|(_, other)| value(&known) * (1.0 - CHORD_ROUNDING) > value(other))
+            };
+            let can_be_least = !(is_larger(|passes| passes.blocks)
+                && is_larger(|passes| passes.fastest_block)
+                && is_larger(|passes| passes.total));
+            if can_be_least {
+                let of_segment = |spec| self.of_segment(spec, multiplier);
+                let passes = self.of_layout(layout, ends, multiplier, of_segment);
+                of_layouts.extend(passes.map(|passes| (index, passes)));
+            } else {
+                let (blocks, fastest_block) = (f64::INFINITY, f64::INFINITY);
+                let total = f64::INFINITY;
+                of_layouts.push((index, RelaxedPasses { blocks, fastest_block, total, ..known }));
+            }
+        }
+        of_layouts.sort_by_key(|(index, _)| *index);
+        let of_layouts = || of_layouts.iter().map(|(_, passes)| passes);
+        let fastest = of_layouts().min_by(|a, b| a.total.total_cmp(&b.total))?;
         let least = |value: fn(&RelaxedPasses) -> f64| {
-            of_layouts.iter().map(value).fold(f64::INFINITY, f64::min) * (1.0 - ROUNDING)
+            of_layouts().map(value).fold(f64::INFINITY, f64::min) * (1.0 - ROUNDING)
         };
         Some(RelaxedPasses {
             multiplier,
@@ -163,9 +193,10 @@ impl LeastPasses<'_> {
         boundary: BoundaryLayout,
         [embedding, head]: [f64; 2],
         multiplier: f64,
+        of_segment: impl Fn(SegmentSpec) -> Option<(f64, f64)>,
     ) -> Option<RelaxedPasses> {
         let (mut blocks, mut fastest_block, mut kept_bytes) = (0.0, f64::INFINITY, 0.0);
-        let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), multiplier);
+        let block = |shape| of_segment(SegmentSpec::block(shape, boundary));
         for block in self.segments.of_layers(block) {
             let (cost, kept) = block?;
             blocks += cost;
@@ -184,29 +215,36 @@ impl LeastPasses<'_> {
         })
     }
 
+    /// Lower bound on the least time with the multiplier of kept bytes, in seconds, from known ones; −∞ without any.
+    fn known_minimum(&self, spec: SegmentSpec, multiplier: f64) -> f64 {
+        let of_grouping = |grouping: &Grouping| {
+            self.segments.prepare(spec, *grouping, self.context).known_pass_minimum(multiplier)
+        };
+        self.segments.groupings(spec).iter().map(of_grouping).fold(f64::INFINITY, f64::min)
+    }
+
     /// Least time with the multiplier of kept bytes, in seconds, and the bytes kept; `None` without legal decisions.
     fn of_segment(&self, spec: SegmentSpec, multiplier: f64) -> Option<(f64, f64)> {
-        let of_grouping = |grouping: &Grouping| {
-            let prepared = self.segments.prepare(spec, *grouping, self.context);
-            let mut costs = prepared.priced.pass_times();
-            if multiplier > 0.0 {
-                let kept = prepared.priced.kept_bytes();
-                for (cost, kept) in costs.iter_mut().flatten().zip(kept.iter().flatten()) {
-                    *cost += multiplier * kept.as_f64();
-                }
+        let groupings = self.segments.groupings(spec).into_iter().enumerate();
+        let mut open: Vec<(f64, usize, Arc<PreparedSegment>)> = groupings
+            .map(|(index, grouping)| {
+                let prepared = self.segments.prepare(spec, grouping, self.context);
+                (prepared.known_pass_minimum(multiplier), index, prepared)
+            })
+            .collect();
+        open.sort_by(|(a, ..), (b, ..)| a.total_cmp(b));
+        let mut best: Option<(f64, usize, f64)> = None;
+        for (known, index, prepared) in open {
+            // A grouping with a larger lower bound is not the fastest.
+            if best.is_some_and(|(least, ..)| known * (1.0 - CHORD_ROUNDING) > least) {
+                continue;
             }
-            let Some(order) = &prepared.order else {
-                // Too wide for elimination: the sum of each node's least.
-                let least = costs.iter().map(|costs| costs.iter().copied().reduce(f64::min));
-                return Some((least.sum::<Option<f64>>()?, 0.0));
-            };
-            let cheapest = order.cheapest(&costs)?;
-            let kept = prepared.priced.kept_bytes();
-            let chosen = cheapest.assignment.iter().zip(kept.iter());
-            let kept_bytes = chosen.map(|(choice, kept)| kept[*choice as usize].as_f64()).sum();
-            Some((cheapest.cost, kept_bytes))
-        };
-        let groupings = self.segments.groupings(spec);
-        groupings.iter().filter_map(of_grouping).min_by(|a, b| a.0.total_cmp(&b.0))
+            let Some((cost, kept)) = prepared.least_passes(multiplier) else { continue };
+            // Of equal groupings the first.
+            if best.is_none_or(|(least, first, _)| (cost, index) < (least, first)) {
+                best = Some((cost, index, kept));
+            }
+        }
+        best.map(|(cost, _, kept)| (cost, kept))
     }
 }

@@ -12,7 +12,7 @@ use narrows_plan::strategy::SegmentChoice;
 use rustc_hash::FxHashMap;
 
 use crate::lock::lock;
-use crate::solve::{EliminationOrder, SharedCosts, WeightedTable};
+use crate::solve::{EliminationOrder, SharedCosts, WeightedTable, chord};
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.
 pub(super) struct PreparedSegment {
@@ -23,6 +23,8 @@ pub(super) struct PreparedSegment {
     solutions: Mutex<FxHashMap<Arc<[u32]>, Arc<PassSolution>>>,
     /// Costs that eliminations in all contexts share, once computed.
     shared_costs: OnceLock<Arc<SharedCosts>>,
+    /// Least time of the passes with a multiplier of kept bytes, by multiplier, as far as they are known.
+    pass_minima: Mutex<Vec<(f64, f64)>>,
 }
 
 /// An assignment of a segment's table, decoded, with all of its cost that does not depend on the step phase.
@@ -41,7 +43,43 @@ impl PreparedSegment {
         order: Option<Arc<EliminationOrder>>,
     ) -> PreparedSegment {
         let (solutions, shared_costs) = (Mutex::default(), OnceLock::new());
-        PreparedSegment { priced, order, solutions, shared_costs }
+        let pass_minima = Mutex::default();
+        PreparedSegment { priced, order, solutions, shared_costs, pass_minima }
+    }
+
+    /// Lower bound on [`least_passes`](PreparedSegment::least_passes), in seconds, from those at other multipliers: the least
+    /// time is concave in the multiplier, and does not fall. −∞ where none is known.
+    pub(super) fn known_pass_minimum(&self, multiplier: f64) -> f64 {
+        chord(&lock(&self.pass_minima), multiplier)
+    }
+
+    /// Least time of the passes of one microbatch with a multiplier of kept bytes, in seconds, and the bytes kept; `None`
+    /// without legal decisions.
+    pub(super) fn least_passes(&self, multiplier: f64) -> Option<(f64, f64)> {
+        let costs = self.priced.pass_costs(multiplier);
+        let (cost, kept_bytes) = match &self.order {
+            // Too wide for elimination: the sum of each node's least.
+            None => {
+                let counts = self.priced.choice_counts().into_iter();
+                let mut first = 0;
+                let least = counts.map(|count| {
+                    first += count;
+                    costs[first - count..first].iter().copied().reduce(f64::min)
+                });
+                (least.sum::<Option<f64>>()?, 0.0)
+            }
+            Some(order) => {
+                let cheapest = order.cheapest_of_flat(&costs)?;
+                let kept = self.priced.kept_bytes();
+                let chosen = cheapest.assignment.iter().zip(kept.iter());
+                let kept = chosen.map(|(choice, kept)| kept[*choice as usize].as_f64()).sum();
+                (cheapest.cost, kept)
+            }
+        };
+        let mut minima = lock(&self.pass_minima);
+        let at = minima.partition_point(|(other, _)| *other < multiplier);
+        minima.insert(at, (multiplier, cost));
+        Some((cost, kept_bytes))
     }
 
     /// The costs that eliminations in all contexts share.
@@ -50,7 +88,7 @@ impl PreparedSegment {
             let [operands_kept, operands_written] = self.priced.deferred_bytes();
             let later_rows = [self.priced.kept_bytes(), operands_kept, operands_written];
             let later_rows = later_rows.each_ref().map(|row| &**row);
-            Arc::new(SharedCosts::new(&self.priced.flow_times(), later_rows))
+            Arc::new(SharedCosts::new(self.priced.flow_times(), later_rows))
         };
         self.shared_costs.get_or_init(new).clone()
     }

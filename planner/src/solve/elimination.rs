@@ -115,7 +115,7 @@ impl EliminationOrder {
     }
 
     /// As [`cheapest`](EliminationOrder::cheapest), with the costs of all nodes one after the other.
-    pub(super) fn cheapest_of_flat(&self, costs: &[f64]) -> Option<MinCostAssignment> {
+    pub(crate) fn cheapest_of_flat(&self, costs: &[f64]) -> Option<MinCostAssignment> {
         let cost = |node: usize| match self.first_choices.get(node..node + 2) {
             Some(choices) => &costs[choices[0]..choices[1]],
             None => &self.free,

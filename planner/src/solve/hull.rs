@@ -44,12 +44,12 @@ pub(crate) struct SharedCosts {
 
 impl SharedCosts {
     /// The costs from times and bytes by node and choice.
-    pub(crate) fn new(
-        times: &[Vec<Seconds>],
+    pub(crate) fn new<'a>(
+        times: impl Iterator<Item = &'a [Seconds]>,
         later_rows: [&[Vec<Bytes>]; LATER_ROWS],
     ) -> SharedCosts {
         SharedCosts {
-            times: times.iter().flatten().map(|time| time.0).collect(),
+            times: times.flatten().map(|time| time.0).collect(),
             later_rows: later_rows
                 .map(|row| row.iter().flatten().map(|bytes| bytes.as_f64()).collect()),
         }
@@ -359,7 +359,7 @@ impl Hull {
 }
 
 /// Lower bound at a multiplier on a concave, non-decreasing function with these values.
-fn chord(values: &[(f64, f64)], multiplier: f64) -> f64 {
+pub(crate) fn chord(values: &[(f64, f64)], multiplier: f64) -> f64 {
     let after = values.partition_point(|(other, _)| *other < multiplier);
     match (after.checked_sub(1).map(|before| values[before]), values.get(after)) {
         (Some((low, from)), Some(&(high, to))) if high > low => {

@@ -40,7 +40,7 @@ use fixedbitset::FixedBitSet;
 pub(crate) use column_ilp::{ColumnCounts, ColumnGroup, choose_columns};
 pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
 pub(crate) use hull::{
-    Hull, RowWeights, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable,
+    Hull, RowWeights, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable, chord,
 };
 pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
 pub use outcome::{SolveMethod, TableSolves};
