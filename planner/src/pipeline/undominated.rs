@@ -38,7 +38,7 @@ pub(super) fn division_bound(
 }
 
 /// A division of the first blocks among the first stages.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Label {
     /// Σt of the stages so far, as assigned: of two labels with equal bounds, less time leads to
     /// shorter steps.
@@ -47,7 +47,20 @@ struct Label {
     bound: f64,
     /// Terms of the first stage in bounds of later stages.
     first_stage: FirstStageCost,
-    counts: Vec<usize>,
+    /// Number of blocks of the last stage.
+    count: usize,
+    /// Index of the label without the last stage in [`LabelSearch::counts`]; `None` for the first stage.
+    before: Option<usize>,
+}
+
+/// An enumeration of labels.
+struct LabelSearch {
+    /// The number of blocks of the last stage of each label that was extended, with the index of the label without that stage.
+    counts: Vec<(usize, Option<usize>)>,
+    /// Number of labels priced.
+    priced: u64,
+    /// Whether labels count microbatch times. Bounds do not depend on these, so that fewer labels are undominated without them.
+    has_times: bool,
 }
 
 /// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
@@ -62,13 +75,14 @@ pub fn undominated_partitions(
     relaxed: Option<StageChoice>,
     is_interrupted: &dyn Fn() -> bool,
 ) -> (Vec<Partition>, u64) {
-    let (labels, priced) =
-        undominated_labels(overheads, step, cutoff, choice, relaxed, is_interrupted);
+    let mut search = LabelSearch { counts: vec![], priced: 0, has_times: true };
+    let labels =
+        search.undominated_labels(overheads, step, cutoff, choice, relaxed, is_interrupted);
     let partitions = labels.iter().filter_map(|label| {
-        Partition::with_counts(label.counts.clone(), choice)
+        Partition::with_counts(search.counts_of(label), choice)
             .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
     });
-    (partitions.collect(), priced)
+    (partitions.collect(), search.priced)
 }
 
 /// Whether no partition can beat the cutoff by its `relaxed` assignments, and the number of partial partitions
@@ -80,109 +94,138 @@ pub(super) fn is_excluded(
     relaxed: StageChoice,
     is_interrupted: &dyn Fn() -> bool,
 ) -> (bool, u64) {
-    let (labels, priced) =
-        undominated_labels(overheads, step, cutoff, relaxed, None, is_interrupted);
-    (labels.is_empty() && !is_interrupted(), priced)
+    let mut search = LabelSearch { counts: vec![], priced: 0, has_times: false };
+    let labels = search.undominated_labels(overheads, step, cutoff, relaxed, None, is_interrupted);
+    (labels.is_empty() && !is_interrupted(), search.priced)
 }
 
-/// The undominated labels of all blocks, best bound first, and the number of labels priced. The work grows with the square
-/// of the blocks, so that `is_interrupted` is asked again and again; no labels are left when it returns true.
-fn undominated_labels(
-    overheads: &[StageOverhead],
-    step: StepSchedule,
-    cutoff: &PruningCutoff,
-    choice: StageChoice,
-    relaxed: Option<StageChoice>,
-    is_interrupted: &dyn Fn() -> bool,
-) -> (Vec<Label>, u64) {
-    let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
-    let microbatches = step.microbatches;
-    // Largest number of blocks of the stages from s on, if all blocks were as fast as the fastest one.
-    let fastest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
-    let of_fastest = PruningCutoff {
-        microbatch_times_min: vec![fastest; blocks],
-        passes_min: vec![],
-        uncounted_reductions_min: vec![],
-        step_phase_times_min: vec![],
-        single_microbatch_steps_min: vec![],
-        first_stage_weights: [0; FIRST_STAGE_WEIGHTS],
-        weighted_steps_min: vec![],
-        step_time: cutoff.step_time,
-    };
-    let mut later_max = vec![0; stages + 1];
-    for stage in (0..stages).rev() {
-        let own_max = match overheads[stage].is_empty {
-            true => 0,
-            false => of_fastest.blocks_max(0, &overheads[stage], microbatches),
+impl LabelSearch {
+    /// The number of blocks of each stage.
+    fn counts_of(&self, label: &Label) -> Vec<usize> {
+        let mut counts = vec![label.count];
+        let mut before = label.before;
+        while let Some((count, earlier)) = before.map(|index| self.counts[index]) {
+            counts.push(count);
+            before = earlier;
+        }
+        counts.reverse();
+        counts
+    }
+
+    /// The undominated labels of all blocks, best bound first. The work grows with the square
+    /// of the blocks, so that `is_interrupted` is asked again and again; no labels are left when it returns true.
+    fn undominated_labels(
+        &mut self,
+        overheads: &[StageOverhead],
+        step: StepSchedule,
+        cutoff: &PruningCutoff,
+        choice: StageChoice,
+        relaxed: Option<StageChoice>,
+        is_interrupted: &dyn Fn() -> bool,
+    ) -> Vec<Label> {
+        let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
+        let microbatches = step.microbatches;
+        // Largest number of blocks of the stages from s on, if all blocks were as fast as the fastest one.
+        let fastest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
+        let of_fastest = PruningCutoff {
+            microbatch_times_min: vec![fastest; blocks],
+            passes_min: vec![],
+            uncounted_reductions_min: vec![],
+            step_phase_times_min: vec![],
+            single_microbatch_steps_min: vec![],
+            first_stage_weights: [0; FIRST_STAGE_WEIGHTS],
+            weighted_steps_min: vec![],
+            step_time: cutoff.step_time,
         };
-        later_max[stage] = later_max[stage + 1] + own_max;
-    }
-    let prefix = PrefixBounds::new(overheads, step, cutoff);
-    let mut priced = 0;
-    let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
-    labels[0].push(Label {
-        microbatch_times: 0.0,
-        bound: 0.0,
-        first_stage: FirstStageCost::of_step_phase(0.0),
-        counts: vec![],
-    });
-    for (stage, overhead) in overheads.iter().enumerate() {
-        // Stages after this one with at least one block each.
-        let later = overheads[stage + 1..].iter().filter(|later| !later.is_empty).count();
-        let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
-        for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
-            if is_interrupted() {
-                return (vec![], priced);
-            }
-            let remaining = blocks - used;
-            let [least, most] = match overhead.is_empty {
-                true => [0, 0],
-                false => [1, cutoff.blocks_max(used, overhead, microbatches)],
+        let mut later_max = vec![0; stages + 1];
+        for stage in (0..stages).rev() {
+            let own_max = match overheads[stage].is_empty {
+                true => 0,
+                false => of_fastest.blocks_max(0, &overheads[stage], microbatches),
             };
-            let count_max = most.min(remaining.saturating_sub(later));
-            let count_min = remaining.saturating_sub(later_max[stage + 1]).max(least);
-            for count in count_min..=count_max {
-                let (blocks, run) = (StageBlocks { stage, first: used, count }, used..used + count);
-                let extend = |label: &Label, assignment: &StageAssignment| {
-                    let own = match stage {
-                        0 => FirstStageCost::of_step_phase(prefix.step_phase_bound(overhead, &run)),
-                        _ => label.first_stage,
-                    };
-                    let here = prefix.of_stage(stage, run.clone(), assignment, overhead, &own);
-                    let later =
-                        prefix.first_stage_cost_after(stage, &run, assignment, overhead, own);
-                    (later, label.bound.max(here))
+            later_max[stage] = later_max[stage + 1] + own_max;
+        }
+        let prefix = PrefixBounds::new(overheads, step, cutoff);
+        let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
+        labels[0].push(Label {
+            microbatch_times: 0.0,
+            bound: 0.0,
+            first_stage: FirstStageCost::of_step_phase(0.0),
+            count: 0,
+            before: None,
+        });
+        for (stage, overhead) in overheads.iter().enumerate() {
+            // Stages after this one with at least one block each.
+            let later = overheads[stage + 1..].iter().filter(|later| !later.is_empty).count();
+            let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
+            for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
+                if is_interrupted() {
+                    return vec![];
+                }
+                let remaining = blocks - used;
+                let first_index = self.counts.len();
+                if stage > 0 {
+                    self.counts.extend(list.iter().map(|label| (label.count, label.before)));
+                }
+                let before = |at: usize| (stage > 0).then_some(first_index + at);
+                let [least, most] = match overhead.is_empty {
+                    true => [0, 0],
+                    false => [1, cutoff.blocks_max(used, overhead, microbatches)],
                 };
-                if let Some(relaxed) = relaxed {
-                    let Some(assignment) = relaxed(blocks) else { break };
-                    let is_open = |label| extend(label, &assignment).1 < cutoff.step_time;
-                    if !list.iter().any(is_open) {
-                        continue;
+                let count_max = most.min(remaining.saturating_sub(later));
+                let count_min = remaining.saturating_sub(later_max[stage + 1]).max(least);
+                for count in count_min..=count_max {
+                    let (blocks, run) =
+                        (StageBlocks { stage, first: used, count }, used..used + count);
+                    let extend = |label: &Label, assignment: &StageAssignment| {
+                        let own = match stage {
+                            0 => FirstStageCost::of_step_phase(
+                                prefix.step_phase_bound(overhead, &run),
+                            ),
+                            _ => label.first_stage,
+                        };
+                        let here = prefix.of_stage(stage, run.clone(), assignment, overhead, &own);
+                        let later =
+                            prefix.first_stage_cost_after(stage, &run, assignment, overhead, own);
+                        (later, label.bound.max(here))
+                    };
+                    if let Some(relaxed) = relaxed {
+                        let Some(assignment) = relaxed(blocks) else { break };
+                        let is_open = |label| extend(label, &assignment).1 < cutoff.step_time;
+                        if !list.iter().any(is_open) {
+                            continue;
+                        }
                     }
-                }
-                let Some(assignment) = choice(blocks) else { break };
-                for label in list {
-                    priced += 1;
-                    let (first_stage, bound) = extend(label, &assignment);
-                    if bound < cutoff.step_time {
-                        let counts = label.counts.iter().copied().chain([count]).collect();
-                        let microbatch_times =
-                            label.microbatch_times + assignment.microbatch_time(overhead);
-                        let label = Label { microbatch_times, bound, first_stage, counts };
-                        next[used + count].push(label);
+                    let Some(assignment) = choice(blocks) else { break };
+                    for (at, label) in list.iter().enumerate() {
+                        self.priced += 1;
+                        let (first_stage, bound) = extend(label, &assignment);
+                        if bound < cutoff.step_time {
+                            let own_time = match self.has_times {
+                                true => assignment.microbatch_time(overhead),
+                                false => 0.0,
+                            };
+                            next[used + count].push(Label {
+                                microbatch_times: label.microbatch_times + own_time,
+                                bound,
+                                first_stage,
+                                count,
+                                before: before(at),
+                            });
+                        }
                     }
                 }
             }
-        }
-        for list in next.iter_mut().filter(|list| list.len() > 1) {
-            if is_interrupted() {
-                return (vec![], priced);
+            for list in next.iter_mut().filter(|list| list.len() > 1) {
+                if is_interrupted() {
+                    return vec![];
+                }
+                keep_undominated(list);
             }
-            keep_undominated(list);
+            labels = next;
         }
-        labels = next;
+        std::mem::take(&mut labels[blocks])
     }
-    (std::mem::take(&mut labels[blocks]), priced)
 }
 
 /// Removes dominated labels: another label is at least as good in all three values.
