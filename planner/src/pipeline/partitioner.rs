@@ -14,7 +14,7 @@ use super::interleaved::{BlockTimesMin, ChunkMin, mean_bound, stage_chunks};
 use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::refinement::StageRefinement;
-use super::relaxation::RelaxedStage;
+use super::relaxation::{RelaxedStage, least_step_time};
 use super::stage_position::StepSchedule;
 use super::undominated::{is_excluded, undominated_partitions};
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
@@ -352,10 +352,32 @@ impl<'a> StagePartitioner<'a> {
         let microbatches = self.context.workload.microbatches(&self.context.mesh) as f64;
         let choice = |blocks: StageBlocks| {
             let overhead = &overheads[blocks.stage];
-            let assignment = self.assign(self.context, blocks)?;
-            let step_phase = (assignment.step_phase + overhead.step_phase).0;
-            let time = microbatches * assignment.microbatch_time(overhead) + step_phase;
-            (time * (1.0 - ROUNDING) <= cutoff).then(|| Arc::new(assignment))
+            let is_slower = |assignment: &StageAssignment| {
+                let step_phase = (assignment.step_phase + overhead.step_phase).0;
+                let time = microbatches * assignment.microbatch_time(overhead) + step_phase;
+                time * (1.0 - ROUNDING) > cutoff
+            };
+            let of_blocks: Vec<BlockInFlight> = self.blocks(blocks).collect();
+            let fastest = self.fastest(self.context, &of_blocks)?;
+            let budget = self.stages[blocks.stage].budget;
+            if fastest.bytes <= budget || is_slower(&fastest) {
+                return (!is_slower(&fastest)).then(|| Arc::new(fastest));
+            }
+            // One edge of a hull excludes most of the stages that are too slow, of several chunks none.
+            if cutoff.is_finite() && self.context.chunks == 1 {
+                let step = least_step_time(
+                    self.segments,
+                    self.context,
+                    (self.boundary, blocks.stage, budget),
+                    blocks.run(),
+                )?;
+                let forward = step * (1.0 / microbatches);
+                if is_slower(&StageAssignment { forward, ..StageAssignment::default() }) {
+                    return None;
+                }
+            }
+            let assignment = self.assign_hulls(self.context, blocks, &of_blocks)?;
+            (!is_slower(&assignment)).then(|| Arc::new(assignment))
         };
         Partition::with_counts(counts, &choice)
     }
@@ -397,15 +419,30 @@ impl<'a> StagePartitioner<'a> {
 
     /// The fastest assignment for a run of blocks on a stage.
     fn assign(&self, context: &Context, run: StageBlocks) -> Option<StageAssignment> {
+        let blocks: Vec<BlockInFlight> = self.blocks(run).collect();
+        let fastest = self.fastest(context, &blocks)?;
+        match fastest.bytes <= self.stages[run.stage].budget {
+            true => Some(fastest),
+            false => self.assign_hulls(context, run, &blocks),
+        }
+    }
+
+    /// The fastest assignment for blocks without a memory limit.
+    fn fastest(&self, context: &Context, blocks: &[BlockInFlight]) -> Option<StageAssignment> {
+        let fastest = blocks.iter().map(|block| self.segments.fastest(block.spec, context));
+        let fastest: Option<Vec<Arc<SolvedSegment>>> = fastest.collect();
+        Some(StageAssignment::of_blocks(blocks, fastest?))
+    }
+
+    /// The fastest assignment of hull vertices for a run of blocks on a stage, which are `blocks`.
+    fn assign_hulls(
+        &self,
+        context: &Context,
+        run: StageBlocks,
+        blocks: &[BlockInFlight],
+    ) -> Option<StageAssignment> {
         let segments = self.segments;
         let budget = self.stages[run.stage].budget;
-        let blocks: Vec<BlockInFlight> = self.blocks(run).collect();
-        let fastest: Option<Vec<Arc<SolvedSegment>>> =
-            blocks.iter().map(|block| segments.fastest(block.spec, context)).collect();
-        let fastest = StageAssignment::of_blocks(&blocks, fastest?);
-        if fastest.bytes <= budget {
-            return Some(fastest);
-        }
         // Blocks of one shape mix the two vertices around their average bytes; blocks of several shapes, or with different
         // microbatches in flight, may need any vertex.
         let hull = |block: &BlockInFlight, average| {
@@ -418,6 +455,6 @@ impl<'a> StagePartitioner<'a> {
             blocks.iter().map(|block| hull(block, None)).collect()
         };
         let microbatches = context.workload.microbatches(&context.mesh);
-        assign_points(&hulls, &blocks, microbatches, budget)
+        assign_points(&hulls, blocks, microbatches, budget)
     }
 }

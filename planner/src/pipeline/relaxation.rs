@@ -154,6 +154,30 @@ impl RelaxedStage {
     }
 }
 
+/// Lower bound on the time of a run of blocks in a step over all assignments within the budget of their stage, for which all
+/// blocks have the microbatches in flight of its first chunk; `None` when a block has no legal decisions.
+pub(super) fn least_step_time(
+    segments: &SegmentSolver,
+    context: &Context,
+    (boundary, stage, budget): (BoundaryLayout, usize, Bytes),
+    run: Range<usize>,
+) -> Option<Seconds> {
+    let in_flight = in_flight_in_chunk(context, stage, 0);
+    let typical = typical_block(segments, boundary);
+    let average = budget / run.len().max(1) as u64;
+    let of_typical = segments.supporting_line(typical, context, in_flight, average)?;
+    let multiplier = of_typical.multiplier;
+    let of_shape = |shape| match shape == typical.shape {
+        true => Some(of_typical),
+        false => {
+            let spec = SegmentSpec { shape, ..typical };
+            segments.line_at_multiplier(spec, context, in_flight, multiplier)
+        }
+    };
+    let of_blocks = segments.of_layers(of_shape).into_iter().collect::<Option<Vec<_>>>()?;
+    Some(Seconds(BlockLines::new(multiplier, &of_blocks).time(&run, budget).max(0.0)))
+}
+
 /// The block whose shape most blocks have.
 fn typical_block(segments: &SegmentSolver, boundary: BoundaryLayout) -> SegmentSpec {
     let count = |shape: &usize| segments.layer_shapes().iter().filter(|of| *of == shape).count();
