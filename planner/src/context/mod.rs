@@ -9,6 +9,7 @@
 //! | `collective_bound` | bound of a step that waits for gradient reductions or gathers of weights |
 //! | `working_set_bound` | time that the memory of a backward pass costs |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
+//! | `last_blocks` | faster solutions for the last blocks of a plan that fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
 //! | `sized_plan` | a plan whose arenas are known |
 //! | `lowering` | arenas of a partition, and its plan, checked and simulated |
@@ -22,6 +23,7 @@
 mod average_stage;
 mod bounds;
 mod collective_bound;
+mod last_blocks;
 mod lower_bound;
 mod lowering;
 mod memory_limited_bound;

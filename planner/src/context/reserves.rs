@@ -1,12 +1,12 @@
 //! Bytes that the stages of a context keep free for memory outside the counts of their blocks.
 //!
 //! Where an arena is too large, its stage reserves the bytes that no block counts; reserves that do not suffice grow faster.
-//! A reserve that leaves no partition is halved towards the last one of its stage that left some. Once a plan fits, reserves
-//! between its own and the last too small ones follow.
+//! A reserve that leaves no partition, or none that is fast enough, is halved towards the last one of its stage that left some.
+//! Once a plan fits, reserves between its own and the last too small ones follow.
 
 use narrows_plan::Bytes;
 
-/// Corrections after which reserves at least double.
+/// Corrections after which the steps between reserves double.
 const CORRECTIONS_BY_ARENA: usize = 3;
 
 /// Largest number of corrections after a plan fits.
@@ -85,11 +85,8 @@ impl StageReserves {
             return self.improve();
         }
         let reserve = &mut self.current[stage];
-        let least = match self.corrections < CORRECTIONS_BY_ARENA {
-            true => *reserve + Bytes(1),
-            false => *reserve * 2,
-        };
-        let raised = uncounted.max(least);
+        let doublings = self.corrections.saturating_sub(CORRECTIONS_BY_ARENA - 1);
+        let raised = *reserve + uncounted.saturating_sub(*reserve).max(Bytes(1)) * (1 << doublings);
         *reserve = match self.too_high[stage] {
             Some(high) if raised >= high => reserve.midpoint(high),
             _ => raised,

@@ -42,6 +42,9 @@ const RESERVES_MAX: usize = 12;
 /// Distance from the bound, relative to the step, from which on plans that fit are improved.
 const IMPROVED_GAP_MIN: f64 = 0.01;
 
+/// Distance from the bound, relative to the step, from which on the last blocks of a plan are made faster.
+const LAST_BLOCKS_GAP_MIN: f64 = 0.002;
+
 /// Number of partitions that are improved by simulation.
 const SIMULATED_MAX: usize = 4;
 
@@ -183,6 +186,30 @@ impl<'a> ContextSolver<'a> {
         embedding_and_head: &EmbeddingAndHead,
         progress: &mut FitProgress,
     ) -> Option<f64> {
+        let mut fastest = None;
+        let bound = self.solve_with_reserves(context, embedding_and_head, progress, &mut fastest);
+        if let Some(partition) = fastest {
+            let incumbent = progress.incumbent;
+            let is_close = bound.is_some_and(|bound| 1.0 - bound / incumbent < LAST_BLOCKS_GAP_MIN);
+            if !is_close
+                && let Some(faster) =
+                    self.with_faster_last_blocks(context, embedding_and_head, &partition)
+            {
+                progress.accept(faster);
+            }
+        }
+        bound
+    }
+
+    /// Solves with one embedding and head, with other reserves until a plan fits, and then for faster ones. `fastest` becomes the
+    /// partition of the fastest plan, if it is faster than the incumbent.
+    fn solve_with_reserves(
+        &self,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+        progress: &mut FitProgress,
+        fastest: &mut Option<Partition>,
+    ) -> Option<f64> {
         let overheads = self.overheads(context, embedding_and_head);
         let mut reserves = StageReserves::none(context.mesh.pipeline as usize);
         let mut first_bound = None;
@@ -223,8 +250,12 @@ impl<'a> ContextSolver<'a> {
                                 &overheads,
                                 &partitioner,
                             );
-                            let is_faster = |refined: &FeasiblePlan| refined.time < plan.time;
-                            progress.accept(refined.filter(is_faster).unwrap_or(*plan));
+                            let refined = refined.filter(|(refined, _)| refined.time < plan.time);
+                            let (plan, partition) = refined.unwrap_or((*plan, partition));
+                            if plan.time.0 < progress.incumbent {
+                                *fastest = Some(partition);
+                            }
+                            progress.accept(plan);
                             let bound = first_bound.unwrap_or(0.0);
                             let gap = 1.0 - bound / progress.incumbent;
                             if reserves.are_least() || gap < IMPROVED_GAP_MIN {
@@ -232,7 +263,10 @@ impl<'a> ContextSolver<'a> {
                             }
                             reserves.lower()
                         }
-                        LoweringResult::NoImprovement if reserves.have_plan() => reserves.lower(),
+                        // Partitions with smaller reserves may be faster.
+                        LoweringResult::NoImprovement if !reserves.are_least() => {
+                            reserves.lower_without_partition()
+                        }
                         LoweringResult::NoImprovement => {
                             progress.record_no_improvement();
                             return first_bound;
@@ -352,7 +386,7 @@ impl<'a> ContextSolver<'a> {
         partition: &Partition,
         overheads: &PipelineOverheads,
         partitioner: &StagePartitioner,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<(FeasiblePlan, Partition)> {
         let context = partitioner.context();
         if self.segments.out_of_time() {
             return None;
@@ -366,7 +400,8 @@ impl<'a> ContextSolver<'a> {
         if time(&refined) >= time(partition) || self.segments.out_of_time() {
             return None;
         }
-        self.complete_within_limit(self.size_within(context, embedding_and_head, refined, limit))
+        let sized = self.size_within(context, embedding_and_head, refined.clone(), limit);
+        Some((self.complete_within_limit(sized)?, refined))
     }
 
     pub(super) fn overheads(

@@ -102,9 +102,10 @@ impl ContextSolver<'_> {
         let limit = self.request.arena_limit();
         let mut oversized = vec![];
         for (_, context, embedding_and_head, partition) in even.into_iter().take(LOWERED_MAX) {
-            let sized = self.size(&context, &embedding_and_head, partition);
+            let sized = self.size(&context, &embedding_and_head, partition.clone());
             if sized.peak_arena() <= limit {
-                return Some(self.complete(sized));
+                let plan = self.complete(sized);
+                return Some(self.or_faster(plan, &context, &embedding_and_head, &partition));
             }
             if self.segments.out_of_time() {
                 return None;
@@ -137,12 +138,25 @@ impl ContextSolver<'_> {
             let partitioner = StagePartitioner::new(self.segments, context, boundary, budgets);
             let overheads = self.overheads(context, embedding_and_head);
             let partition = partitioner.even_partition(&overheads, f64::INFINITY)?;
-            sized = self.size(context, embedding_and_head, partition);
+            sized = self.size(context, embedding_and_head, partition.clone());
             if sized.peak_arena() <= limit {
-                return Some(self.complete(sized));
+                let plan = self.complete(sized);
+                return Some(self.or_faster(plan, context, embedding_and_head, &partition));
             }
         }
         None
+    }
+
+    /// The plan of a partition, or the one with faster last blocks, if that is faster.
+    fn or_faster(
+        &self,
+        plan: FeasiblePlan,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+        partition: &Partition,
+    ) -> FeasiblePlan {
+        let faster = self.with_faster_last_blocks(context, embedding_and_head, partition);
+        faster.filter(|faster| faster.time < plan.time).unwrap_or(plan)
     }
 
     /// The fastest even partition of a context that takes at most `cutoff` seconds, with its time.
