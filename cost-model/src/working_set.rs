@@ -1,25 +1,32 @@
 //! Least bytes that the backward pass of a block needs besides what blocks keep from forward passes.
 //!
 //! At the backward pass of its gated product, a block holds both inputs of the product, kept or recomputed, and the gradient
-//! of its output. With ZeRO-3 it also holds the gathered weights of the linears whose backward passes follow, and with ZeRO-2
-//! and ZeRO-3 the gradients of those before. What the block itself keeps may be among these, so that a memory row counts
-//! either the one or the other.
+//! of its output; at the weight gradient of a linear, the input of the linear and both of its gradients. With ZeRO-3 it also
+//! holds the gathered weights of the linears whose backward passes follow, and with ZeRO-2 and ZeRO-3 the gradients of those
+//! before. Its own input, which the backward pass reads last, is kept if every choice keeps it, and the gradients of
+//! the residual stream, which go around the MLP or the attention, wait for the gradients of these. What the block itself
+//! keeps may be among all this, so that a memory row counts either the one or the other.
 //!
-//! Where these collectives overlap with the passes of neighbouring blocks, which have no collectives of their own, the whole
-//! pass of a block also holds the weights of the block before and the gradients of the block after it.
+//! Where the collectives of sharded parameters overlap with passes, neighbouring blocks have theirs at the same time. In a pass
+//! without collectives of its own, they overlap with the whole pass: it also holds the weights of the block before and the
+//! gradients of the block after it. In a pass with collectives of activations, they overlap with a part of the pass, and the
+//! block then holds the gathered weight or the gradient of each of its linears.
 
-use narrows_plan::emit::{InstrTemplate, op_backward};
-use narrows_plan::graph::{Op, OpId};
-use narrows_plan::strategy::{OpParameters, SegmentSpace};
-use narrows_plan::{Bytes, Context};
+use narrows_plan::emit::{OperandSlot, TemplateOperand, activation_bytes, op_backward};
+use narrows_plan::graph::{Op, OpId, ValueId};
+use narrows_plan::strategy::{OpParameters, SegmentSpace, backward_reads_input};
+use narrows_plan::{Bytes, Context, Layout};
 
+use crate::memory::flow_kept_bytes;
 use crate::sharding::{gathered_bytes, reduced_bytes};
 
 /// Lower bounds on what a block holds besides activations that are kept, over all of its choices.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkingBytes {
-    /// Bytes at the backward pass of its gated product.
-    at_product: Bytes,
+    /// Bytes at the fullest of the instructions that are counted.
+    at_fullest: Bytes,
+    /// Bytes at any instruction of the backward pass.
+    at_any: Bytes,
     /// Gathered weights of all of its linears.
     weights: Bytes,
     /// Whole gradients of all of its linears for one microbatch.
@@ -38,44 +45,74 @@ pub struct WorkingSet {
 impl WorkingBytes {
     /// The bounds for a block with these alternatives; `None` without a gated product.
     pub fn least(space: &SegmentSpace, context: &Context) -> Option<WorkingBytes> {
-        let (product, mut at_product) = least_at_product(space, context)?;
-        let (mut weights, mut gradients) = (Bytes(0), Bytes(0));
-        for op in space.segment.op_ids() {
-            if !matches!(space.segment.op(op).op, Op::Linear(_)) {
-                continue;
-            }
-            let strategies = space.ops[op.0 as usize].iter().map(|option| option.choice.strategy);
-            let parameters: Vec<OpParameters> =
-                strategies.filter_map(|of| space.parameters(op, of, context)).collect();
-            let least = |bytes: fn(&OpParameters, &Context) -> Bytes| {
-                parameters.iter().map(|of| bytes(of, context)).min().unwrap_or_default()
-            };
-            let (weight, gradient) = (least(gathered_bytes), least(reduced_bytes));
-            // The backward pass of a linear reads its weight and writes its gradient.
-            at_product += if op < product { weight } else { gradient };
-            weights += weight;
-            gradients += gradient;
+        let segment = &space.segment;
+        let is_product = |op: &OpId| matches!(segment.op(*op).op, Op::GatedProduct { .. });
+        let product = segment.op_ids().find(is_product)?;
+        let is_linear = |op: &OpId| matches!(segment.op(*op).op, Op::Linear(_));
+        let linears: Vec<LinearBytes> = segment
+            .op_ids()
+            .filter(is_linear)
+            .map(|op| LinearBytes::least(space, op, context))
+            .collect();
+        let mut positions = vec![product];
+        // Overlapped weight-gradient GEMMs run later than those of other linears.
+        if !context.overlap_tensor_collectives {
+            positions.extend(linears.iter().map(|linear| linear.op));
         }
-        Some(WorkingBytes { at_product, weights, gradients })
+        let around = |position: OpId| -> Bytes {
+            let of = linears.iter().map(|linear| match linear.op < position {
+                true => linear.weight,
+                false => linear.gradient,
+            });
+            of.sum()
+        };
+        let at_position = |position: OpId| -> Option<Bytes> {
+            let operands = activations_min(space, position, context)?;
+            let residual = residual_gradients(space, position, context);
+            Some(operands + around(position) + input_kept_min(space, position) + residual)
+        };
+        let at_positions: Option<Vec<Bytes>> = positions.into_iter().map(at_position).collect();
+        let mut either: Vec<Bytes> =
+            linears.iter().map(|linear| linear.weight.min(linear.gradient)).collect();
+        either.sort_unstable();
+        // Between the last GEMM that reads its weight and an overlapped weight-gradient GEMM, a linear holds neither. The
+        // two factors of a pair may be there at once.
+        let held_back = if context.overlap_tensor_collectives { 2 } else { 0 };
+        Some(WorkingBytes {
+            at_fullest: at_positions?.into_iter().max().unwrap_or_default(),
+            at_any: either.iter().rev().skip(held_back).copied().sum(),
+            weights: linears.iter().map(|linear| linear.weight).sum(),
+            gradients: linears.iter().map(|linear| linear.gradient).sum(),
+        })
     }
 
     /// The smaller bound of each.
     pub fn min(self, other: WorkingBytes) -> WorkingBytes {
         WorkingBytes {
-            at_product: self.at_product.min(other.at_product),
+            at_fullest: self.at_fullest.min(other.at_fullest),
+            at_any: self.at_any.min(other.at_any),
             weights: self.weights.min(other.weights),
             gradients: self.gradients.min(other.gradients),
         }
     }
 
-    /// Working sets of a pipeline of one stage with this many blocks.
+    /// Working sets of a pipeline of one stage with this many blocks; the first one leaves out no block.
     pub fn of_stage(self, context: &Context, blocks: u64) -> Vec<WorkingSet> {
-        let WorkingBytes { at_product, weights, gradients } = self;
-        let mut sets = vec![WorkingSet { last_blocks: 1, bytes: at_product }];
-        if context.overlap_grad_reduce && !context.has_activation_collectives() {
+        let WorkingBytes { at_fullest, at_any, weights, gradients } = self;
+        // The last block begins with all of its gathered weights, and has reduced nothing.
+        let mut at_begin = weights;
+        if context.overlap_grad_reduce && !context.has_activation_collectives() && blocks >= 2 {
+            at_begin += weights;
+        }
+        let mut sets = vec![
+            WorkingSet { last_blocks: 0, bytes: at_begin },
+            WorkingSet { last_blocks: 1, bytes: at_fullest },
+        ];
+        if context.overlap_grad_reduce {
+            let beside = if context.has_activation_collectives() { at_any } else { at_fullest };
             // There is a block before the last one. Before and after the second to last, there is one.
-            let last = WorkingSet { last_blocks: 1, bytes: at_product + weights };
-            let before = WorkingSet { last_blocks: 2, bytes: at_product + weights + gradients };
+            let last = WorkingSet { last_blocks: 1, bytes: beside + weights };
+            let before = WorkingSet { last_blocks: 2, bytes: beside + weights + gradients };
             sets.extend((blocks >= 2).then_some(last));
             sets.extend((blocks >= 3).then_some(before));
         }
@@ -83,17 +120,92 @@ impl WorkingBytes {
     }
 }
 
-/// The gated product of a block, with the least bytes that its backward pass reads.
-fn least_at_product(space: &SegmentSpace, context: &Context) -> Option<(OpId, Bytes)> {
+/// Least bytes of the sharded parameters of a linear.
+struct LinearBytes {
+    op: OpId,
+    /// The gathered weight.
+    weight: Bytes,
+    /// The whole gradient for one microbatch.
+    gradient: Bytes,
+}
+
+impl LinearBytes {
+    fn least(space: &SegmentSpace, op: OpId, context: &Context) -> LinearBytes {
+        let strategies = space.ops[op.0 as usize].iter().map(|option| option.choice.strategy);
+        let parameters: Vec<OpParameters> =
+            strategies.filter_map(|of| space.parameters(op, of, context)).collect();
+        let least = |bytes: fn(&OpParameters, &Context) -> Bytes| {
+            parameters.iter().map(|of| bytes(of, context)).min().unwrap_or_default()
+        };
+        LinearBytes { op, weight: least(gathered_bytes), gradient: least(reduced_bytes) }
+    }
+}
+
+/// The least bytes of activations and their gradients that the backward pass of an op accesses at once: all that it reads; of a
+/// linear, what its weight-gradient GEMM reads, and the gradient that the GEMM before it has written. `None` without alternatives.
+fn activations_min(space: &SegmentSpace, op: OpId, context: &Context) -> Option<Bytes> {
     let segment = &space.segment;
-    let is_product = |op: &OpId| matches!(segment.op(*op).op, Op::GatedProduct { .. });
-    let product = segment.op_ids().find(is_product)?;
-    let read = |template: &InstrTemplate| -> Bytes {
-        template.reads.iter().map(|operand| operand.extent.bytes()).sum()
+    let bytes = |operands: &[TemplateOperand]| -> Bytes {
+        let is_parameter = |slot| {
+            matches!(
+                slot,
+                OperandSlot::Weight(_)
+                    | OperandSlot::WeightGradient(_)
+                    | OperandSlot::MicrobatchGradient(_)
+            )
+        };
+        let activations = operands.iter().filter(|operand| !is_parameter(operand.slot));
+        activations.map(|operand| operand.extent.bytes()).sum()
     };
-    let of_options = space.ops[product.0 as usize].iter().map(|option| {
-        let templates = op_backward(segment, product, &option.choice, context);
-        templates.iter().map(read).max().unwrap_or_default()
+    let of_options = space.ops[op.0 as usize].iter().map(|option| {
+        let templates = op_backward(segment, op, &option.choice, context);
+        let weight_gradient =
+            templates.iter().position(|template| template.action.is_weight_gradient());
+        match weight_gradient {
+            Some(at) if at > 0 => bytes(&templates[at].reads) + bytes(&templates[at - 1].writes),
+            _ => templates.iter().map(|template| bytes(&template.reads)).max().unwrap_or_default(),
+        }
     });
-    Some((product, of_options.min()?))
+    of_options.min()
+}
+
+/// The least bytes that the segment keeps of its first input, the hidden state, if the backward passes of other ops than `op`
+/// and later ones read it.
+fn input_kept_min(space: &SegmentSpace, op: OpId) -> Bytes {
+    let segment = &space.segment;
+    let Some(input) = segment.inputs.first() else { return Bytes(0) };
+    let reads_in_backward = |op: &OpId| backward_reads_input(&segment.op(*op).op);
+    let readers = segment.value(*input).consumers.iter().map(|(op, _)| *op);
+    let mut readers = readers.filter(reads_in_backward).peekable();
+    if readers.peek().is_none() || readers.any(|reader| reader >= op) {
+        return Bytes(0);
+    }
+    let flows = space.flows[input.0 as usize].iter();
+    flows.map(|flow| flow_kept_bytes(space, *input, flow)).min().unwrap_or_default()
+}
+
+/// The bytes of gradients of values with a consumer before `op` and one after it, which is a residual addition: during the backward
+/// pass of `op`, the contribution of the addition waits for the other one. Counted on one device of the tensor and the context axis,
+/// where layouts do not matter, and for ops whose output gradients are no contributions of this kind themselves.
+fn residual_gradients(space: &SegmentSpace, op: OpId, context: &Context) -> Bytes {
+    let segment = &space.segment;
+    let has_own_gradient = |(consumer, _): &(OpId, usize)| {
+        use Op::{Attention, GatedProduct, Latent, Linear};
+        matches!(
+            segment.op(*consumer).op,
+            Attention(_) | GatedProduct { .. } | Latent(_) | Linear(_)
+        )
+    };
+    let outputs = segment.op(op).outputs.iter();
+    let mut consumers = outputs.flat_map(|output| &segment.value(*output).consumers);
+    if context.has_activation_collectives() || !consumers.all(has_own_gradient) {
+        return Bytes(0);
+    }
+    let waits = |value: &ValueId| {
+        let consumers = segment.value(*value).consumers.iter().map(|(consumer, _)| *consumer);
+        let is_sum = |of: OpId| of > op && matches!(segment.op(of).op, Op::Add { .. });
+        consumers.clone().any(is_sum) && consumers.clone().any(|consumer| consumer < op)
+    };
+    let bytes = |value| activation_bytes(segment.value(value).width(), Layout::Replicated, context);
+    segment.value_ids().filter(waits).map(bytes).sum()
 }

@@ -7,6 +7,15 @@
 //! ```text
 //! k·(fastest block) + (least time of L − k blocks within M − k·ρ − W bytes)
 //! ```
+//! When the backward pass of the last block begins, all blocks still have what they keep, besides V bytes of gathered weights.
+//! Let v(λ) be the least of a block's time plus λ times its bytes. With multipliers λ of the bytes of the first L − k blocks
+//! and κ ≤ λ of those of the last k, the two conditions together give the bound
+//!
+//! ```text
+//! (L − k)·v(λ) − λ·(M − k·ρ − W) + k·v(κ) − κ·(W − V + k·ρ)
+//! ```
+//! since it counts κ times the bytes of all blocks, at most M − V, and λ − κ times those of the first ones. At κ = 0 it is the
+//! bound above.
 
 use narrows_cost_model::WorkingSet;
 use narrows_plan::{Bytes, Context, Seconds};
@@ -15,6 +24,7 @@ use super::average_stage::evenly_split_bytes;
 use super::solver::ContextSolver;
 use crate::pipeline::{EmbeddingAndHead, in_flight_in_chunks};
 use crate::segment::SegmentSpec;
+use crate::solve::SupportingLine;
 
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-9;
@@ -65,19 +75,29 @@ impl ContextSolver<'_> {
         if rooms.iter().all(|(_, others, left)| (fastest * *others).as_f64() <= *left) {
             return None;
         }
-        let least_time = |count: u64, bytes: f64| -> Option<f64> {
-            let count = count as f64;
-            let average = Bytes((bytes.max(0.0) / count) as u64);
+        // The line below the time of a block that is best for this many blocks within so many bytes; `Err` where none fits.
+        let line = |count: u64, bytes: f64| {
+            let average = Bytes((bytes.max(0.0) / count as f64) as u64);
             let line = segments.supporting_line(spec, context, in_flight, average)?;
-            match count * line.bytes_min > bytes {
-                true => Some(f64::INFINITY),
-                false => Some(count * line.intercept - line.multiplier * bytes),
-            }
+            Some(if count as f64 * line.bytes_min > bytes { Err(line) } else { Ok(line) })
         };
-        let within_budget = least_time(blocks, budget.as_f64()).filter(|time| time.is_finite())?;
-        let fastest = least_time(1, f64::MAX)?;
+        let below = |line: &SupportingLine, count: u64, bytes: f64| {
+            count as f64 * line.intercept - line.multiplier * bytes
+        };
+        let within_budget = line(blocks, budget.as_f64())?.ok()?;
+        let within_budget = below(&within_budget, blocks, budget.as_f64());
+        let all = rooms.iter().find(|(last_blocks, ..)| *last_blocks == 0)?.2;
         let least = rooms.iter().filter_map(|(last_blocks, others, left)| {
-            Some(*last_blocks as f64 * fastest + least_time(*others, *left)?)
+            let Ok(first) = line(*others, *left)? else { return Some(f64::INFINITY) };
+            if *last_blocks == 0 {
+                return Some(below(&first, *others, *left));
+            }
+            let rest = all - left;
+            let last = match line(*last_blocks, rest)? {
+                Ok(last) if last.multiplier <= first.multiplier => last,
+                _ => first,
+            };
+            Some(below(&first, *others, *left) + below(&last, *last_blocks, rest))
         });
         let least = least.fold(within_budget, f64::max);
         Some(Seconds((least * (1.0 - ROUNDING) - within_budget).max(0.0)))
