@@ -62,10 +62,10 @@ pub struct StepWeights {
     pub gathered: f64,
     /// Gradient reductions during the last pass, beyond the least that they add to a step.
     pub overlapped: f64,
-    /// Collectives of sharded parameters beside forward passes of one microbatch, alone.
-    pub sharded_forward: f64,
-    /// Collectives of sharded parameters beside backward passes of one microbatch, alone.
-    pub sharded_backward: f64,
+    /// Gathers of sharded weights for one pass, alone.
+    pub sharded_gathers: f64,
+    /// Reductions of sharded gradients of one microbatch, alone.
+    pub sharded_reductions: f64,
 }
 
 /// Lower bounds on the passes of one microbatch, in seconds.

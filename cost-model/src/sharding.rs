@@ -50,9 +50,8 @@ impl ShardingTime {
 
     /// The weighted time.
     pub(crate) fn weighted(&self, weights: &StepWeights) -> Seconds {
-        let [forward, backward] = self.collectives();
-        forward * weights.sharded_forward
-            + backward * weights.sharded_backward
+        self.gather * weights.sharded_gathers
+            + self.reduction * weights.sharded_reductions
             + self.casts * weights.backward
     }
 }

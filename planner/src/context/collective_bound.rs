@@ -12,12 +12,15 @@
 //! follows all of them, and takes at least G + H + c·(1 − 1/k)·(F − H) for gathers of G seconds. Where passes run two
 //! microbatches, F, B and H are times of two, and m is the number of pairs.
 //!
-//! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the block before
-//! it. During the backward pass of a block, the weights of a second block are gathered and the gradients of a third block are
-//! reduced. Every pass of a block of f seconds takes at least g + c·(1 − 1/k)·f for the collectives of g seconds beside it,
-//! whether they overlap with all of the pass or with a part of it. During the passes of the last block, no weights are gathered
-//! forward and no gradients are reduced backward; during the backward pass of the first block, no weights are gathered. Of the
-//! collectives of these two blocks, only the least that they add counts.
+//! The reductions of blocks begin when the backward pass of the last block has ended too, and the forward pass of the last block
+//! follows all gathers but those of the head. Where passes run one microbatch, that block may therefore count with H, and the
+//! collectives of the head with the k·(1 − 1/c) of their time that they add at least.
+//!
+//! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the segment before
+//! it. During the backward pass of a segment, the weights of the block before it are gathered and the gradients of the block
+//! after it are reduced. Every pass of f seconds takes at least g + c·(1 − 1/k)·f for the collectives of g seconds beside it,
+//! whether they overlap with all of the pass or with a part of it. The head's backward pass counts in full, and the gather beside
+//! it with the least that it adds.
 //!
 //! All of these times depend on the same decisions: the bound is the least of their sum over all decisions of each segment.
 
@@ -58,9 +61,8 @@ impl Longer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Embedding,
-    /// The first or the last block.
-    OuterBlock,
-    InnerBlock,
+    Block,
+    LastBlock,
     Head,
 }
 
@@ -86,21 +88,16 @@ impl<'a> CollectiveStep<'a> {
         let slowdown = segments.prices(context).overlap_slowdown()?;
         (context.mesh.pipeline == 1).then_some(())?;
         let end = |kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
-        let layers = segments.layer_shapes();
-        let (outer, inner) = match layers {
-            [first, inner @ .., last] => (vec![*first, *last], inner),
-            all => (all.to_vec(), &[][..]),
-        };
         let mut parts = vec![
             (end(SegmentKind::Embedding), Place::Embedding, 1.0),
             (end(SegmentKind::Head), Place::Head, 1.0),
         ];
+        let (last, before) = segments.layer_shapes().split_last()?;
+        parts.push((SegmentSpec::block(*last, boundary), Place::LastBlock, 1.0));
         for shape in 0..segments.shape_count() {
-            for (layers, place) in [(&outer[..], Place::OuterBlock), (inner, Place::InnerBlock)] {
-                let count = layers.iter().filter(|other| **other == shape).count();
-                if count > 0 {
-                    parts.push((SegmentSpec::block(shape, boundary), place, count as f64));
-                }
+            let count = before.iter().filter(|other| **other == shape).count();
+            if count > 0 {
+                parts.push((SegmentSpec::block(shape, boundary), Place::Block, count as f64));
             }
         }
         Some(CollectiveStep {
@@ -112,11 +109,35 @@ impl<'a> CollectiveStep<'a> {
         })
     }
 
-    /// The part of a segment's pass that counts.
-    fn part(&self, place: Place, longer: Longer) -> f64 {
+    /// The part of a segment's forward (0) or backward (1) pass that counts.
+    fn part(&self, place: Place, at: usize, longer: Longer) -> f64 {
         match (place, longer) {
-            (Place::Head, _) | (_, Longer::Never) | (Place::Embedding, Longer::InEveryPass) => 1.0,
+            (_, Longer::Never) | (Place::Head, _) => 1.0,
+            (Place::LastBlock, Longer::InEveryPass) if at == 0 => 1.0,
+            (Place::LastBlock, Longer::InOnePass) if self.last_block_counts(at) => 1.0,
             _ => self.overlapped,
+        }
+    }
+
+    /// Whether the last block counts with the head, and the head's collectives with the least that they add.
+    fn last_block_counts(&self, at: usize) -> bool {
+        let of_place = |place: Place| self.parts.iter().find(|(_, other, _)| *other == place);
+        let (Some((block, ..)), Some((head, ..))) =
+            (of_place(Place::LastBlock), of_place(Place::Head))
+        else {
+            return false;
+        };
+        let pass = self.segments.min_pass_times(*block, self.context);
+        let counted = (1.0 - self.overlapped) * [pass.forward, pass.backward][at];
+        let [_, of_head] = self.in_one_pass(*head, at);
+        self.context.pass_microbatches() == 1 && counted > of_head * (1.0 - self.hidden_cost)
+    }
+
+    /// The least and the most time of a segment's collectives during the first forward (0) or the last backward pass (1).
+    fn in_one_pass(&self, spec: SegmentSpec, at: usize) -> [f64; 2] {
+        match at {
+            0 => self.segments.gathered_range(spec, self.context),
+            _ => self.segments.overlapped_range(spec, self.context),
         }
     }
 
@@ -131,13 +152,12 @@ impl<'a> CollectiveStep<'a> {
         for (spec, place, count) in &self.parts {
             let least = self.segments.min_pass_times(*spec, self.context);
             let pass = in_pass * [least.forward, least.backward][at];
-            hidden += count * (1.0 - self.part(*place, longer)) * pass;
-            let most = match (at, longer) {
-                (_, Longer::InEveryPass) => self.segments.sharded_max(*spec, self.context)[at],
-                (0, _) => self.segments.gathered_range(*spec, self.context)[1],
-                _ => self.segments.overlapped_range(*spec, self.context)[1],
-            };
-            collectives += count * most;
+            hidden += count * (1.0 - self.part(*place, at, longer)) * pass;
+            collectives += count
+                * match longer {
+                    Longer::InEveryPass => self.segments.sharded_max(*spec, self.context)[at],
+                    Longer::Never | Longer::InOnePass => self.in_one_pass(*spec, at)[1],
+                };
         }
         collectives * (1.0 - self.hidden_cost) > hidden
     }
@@ -149,36 +169,60 @@ impl<'a> CollectiveStep<'a> {
             let weights = self.weights(*place, longer);
             Some(count * self.segments.min_weighted_time(*spec, self.context, &weights)?)
         };
-        self.parts.iter().map(of_part).sum()
+        let parts: Option<f64> = self.parts.iter().map(of_part).sum();
+        Some(parts? + self.additions(longer))
     }
 
     fn weights(&self, place: Place, longer: [Longer; 2]) -> StepWeights {
         let (passes, in_pass) =
             (self.context.passes() as f64, self.context.pass_microbatches() as f64);
         let beyond_hidden = 1.0 - self.hidden_cost;
-        // Passes with their own collectives, counted as hidden, and what these take longer.
-        let [forward, backward] = longer.map(|longer| match longer {
-            Longer::InOnePass => passes - 1.0 + self.part(place, longer),
-            Longer::Never | Longer::InEveryPass => passes,
+        let [forward, backward] = [0, 1].map(|at| {
+            let part = self.part(place, at, longer[at]);
+            match longer[at] {
+                Longer::InEveryPass => in_pass * passes * part,
+                Longer::Never | Longer::InOnePass => in_pass * (passes - 1.0 + part),
+            }
         });
-        let sharded = |passes_hidden: f64, longer: Longer| {
-            let is_longer = longer == Longer::InEveryPass && place == Place::InnerBlock;
-            let beyond = if is_longer { passes * beyond_hidden } else { 0.0 };
-            in_pass * (passes_hidden * self.hidden_cost + beyond)
+        let [gathered, overlapped] = [0, 1].map(|at| {
+            let counts_least = place == Place::Head && self.last_block_counts(at);
+            match longer[at] {
+                Longer::InOnePass if !counts_least => beyond_hidden,
+                _ => 0.0,
+            }
+        });
+        // A collective beside the passes in one direction counts as hidden, as these passes do, or in full.
+        let [beside_forward, beside_backward] =
+            [(0, forward), (1, backward)].map(|(at, counted)| match longer[at] {
+                Longer::InEveryPass => in_pass * passes,
+                Longer::Never | Longer::InOnePass => counted * self.hidden_cost,
+            });
+        // The head hides the backward gather of the last block.
+        let of_backward_gather = match (place, longer[1]) {
+            (Place::LastBlock, Longer::InEveryPass) => in_pass * passes * self.hidden_cost,
+            _ => beside_backward,
         };
-        let computed = |passes_hidden: f64, longer: Longer| match longer {
-            Longer::InEveryPass => in_pass * passes * self.part(place, longer),
-            Longer::Never | Longer::InOnePass => in_pass * passes_hidden,
-        };
-        let in_one_pass = |longer| if longer == Longer::InOnePass { beyond_hidden } else { 0.0 };
         StepWeights {
-            forward: computed(forward, longer[0]),
-            backward: computed(backward, longer[1]),
-            gathered: in_one_pass(longer[0]),
-            overlapped: in_one_pass(longer[1]),
-            sharded_forward: sharded(forward, longer[0]),
-            sharded_backward: sharded(backward, longer[1]),
+            forward,
+            backward,
+            gathered,
+            overlapped,
+            sharded_gathers: beside_forward + of_backward_gather,
+            sharded_reductions: beside_backward,
         }
+    }
+
+    /// Lower bound in seconds on additions of reduced parts, which follow their reductions.
+    fn additions(&self, longer: [Longer; 2]) -> f64 {
+        if !self.context.accumulates_parts() {
+            return 0.0;
+        }
+        let passes = self.context.passes() as f64;
+        let alone = if longer[1] == Longer::InOnePass { passes - 1.0 } else { passes };
+        let of_part = |(spec, _, count): &(SegmentSpec, Place, f64)| {
+            count * self.segments.sharding_min(*spec, self.context).additions.0
+        };
+        alone * self.parts.iter().map(of_part).sum::<f64>()
     }
 }
 
