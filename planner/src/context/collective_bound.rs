@@ -113,7 +113,12 @@ impl<'a> CollectiveStep<'a> {
     fn part(&self, place: Place, at: usize, longer: Longer) -> f64 {
         match (place, longer) {
             (_, Longer::Never) | (Place::Head, _) => 1.0,
-            (Place::LastBlock, Longer::InEveryPass) if at == 0 => 1.0,
+            // Nothing is beside it: no weights are gathered for a later block, and no gradients of one are reduced.
+            (Place::LastBlock, Longer::InEveryPass)
+                if at == 0 || !self.context.shards_weights() =>
+            {
+                1.0
+            }
             (Place::LastBlock, Longer::InOnePass) if self.last_block_counts(at) => 1.0,
             _ => self.overlapped,
         }
