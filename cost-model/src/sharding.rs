@@ -19,12 +19,12 @@ use narrows_plan::{Bytes, Context, Seconds};
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::StepWeights;
 
-/// What the sharded parameters of an op add to the passes of one microbatch, without the additions of reduced parts.
+/// Work that the sharded parameters of an op add to the passes of one microbatch, without the additions of reduced parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ShardingTime {
     /// The op's share of a gather of the block's weights, alone.
     gather: Seconds,
-    /// Its share of the reduction of the block's gradients, alone.
+    /// The op's share of the reduction of the block's gradients, alone.
     reduction: Seconds,
     /// Casts around the reduction.
     casts: Seconds,
@@ -33,7 +33,7 @@ pub(crate) struct ShardingTime {
 }
 
 impl ShardingTime {
-    /// Its collectives beside a forward and a backward pass, alone.
+    /// The op's shares of collectives beside a forward and a backward pass, alone.
     pub(crate) fn collectives(&self) -> [Seconds; 2] {
         [self.gather, self.gather + self.reduction]
     }

@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// Where replicas share slow links, collectives take longer than passes, with every ZeRO stage. Whichever rules choose the
+    /// Collectives take longer than passes where replicas share slow links, with every ZeRO stage. Whichever rules choose the
     /// decisions, no plan is faster than the bound, and some are hardly slower.
     #[test]
     fn no_plan_is_faster_than_its_collectives() {
