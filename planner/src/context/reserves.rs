@@ -6,7 +6,8 @@
 
 use narrows_plan::Bytes;
 
-/// Corrections after which the steps between reserves double.
+/// Corrections after which steps between reserves double on one stage, and reserves at least double on several, which share the
+/// corrections.
 const CORRECTIONS_BY_ARENA: usize = 3;
 
 /// Largest number of corrections after a plan fits.
@@ -84,9 +85,16 @@ impl StageReserves {
         if self.have_plan() {
             return self.improve();
         }
+        let is_only_stage = self.current.len() == 1;
         let reserve = &mut self.current[stage];
+        let missing = uncounted.saturating_sub(*reserve).max(Bytes(1));
         let doublings = self.corrections.saturating_sub(CORRECTIONS_BY_ARENA - 1);
-        let raised = *reserve + uncounted.saturating_sub(*reserve).max(Bytes(1)) * (1 << doublings);
+        let raised = *reserve
+            + match is_only_stage {
+                true => missing * (1 << doublings),
+                false if doublings == 0 => missing,
+                false => missing.max(*reserve),
+            };
         *reserve = match self.too_high[stage] {
             Some(high) if raised >= high => reserve.midpoint(high),
             _ => raised,
