@@ -24,8 +24,8 @@ use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Context, DType, Mesh};
 use narrows_planner::{
-    Deadline, MemoryLimit, PruningCutoff, Request, SegmentSolver, SegmentSpec, StageAssignment,
-    StageBlocks, StageOverhead, StepSchedule, contexts, undominated_partitions,
+    Deadline, DivisionSearch, MemoryLimit, PruningCutoff, Request, SegmentSolver, SegmentSpec,
+    StageAssignment, StageBlocks, StageOverhead, StepSchedule, contexts,
 };
 
 /// Variations of CoLA-7B and of the number of devices.
@@ -195,15 +195,13 @@ impl SolvedContext {
     fn price(&self) -> u64 {
         let choice =
             |blocks: StageBlocks| Some(self.assignments[blocks.stage][blocks.count - 1].clone());
-        let partitions = undominated_partitions(
-            &self.overheads,
-            self.step,
-            &self.cutoff,
-            &choice,
-            None,
-            &|| false,
-        );
-        divan::black_box(partitions).1
+        let search = DivisionSearch {
+            overheads: &self.overheads,
+            step: self.step,
+            cutoff: &self.cutoff,
+            is_interrupted: &|| false,
+        };
+        divan::black_box(search.undominated_partitions(&choice, None)).1
     }
 }
 

@@ -65,8 +65,8 @@ pub use feasible_plan::{FeasiblePlan, ModelDecisions};
 pub use infeasible::{Infeasible, MemoryEvidence};
 pub use objective::Objective;
 pub use pipeline::{
-    AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageBlocks, StageOverhead,
-    StepSchedule, undominated_partitions,
+    AssignmentMethod, DivisionSearch, Partition, PruningCutoff, StageAssignment, StageBlocks,
+    StageOverhead, StepSchedule,
 };
 pub use plan_writer::write_plan;
 pub use predict::{

@@ -49,4 +49,4 @@ pub use partition::{Partition, PruningCutoff, StageBlocks};
 pub(crate) use partitioner::StagePartitioner;
 pub(crate) use simulation::{simulate_partition, with_fastest_buckets};
 pub use stage_position::StepSchedule;
-pub use undominated::undominated_partitions;
+pub use undominated::DivisionSearch;

@@ -16,7 +16,7 @@ use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlock
 use super::refinement::StageRefinement;
 use super::relaxation::{RelaxedStage, least_step_time};
 use super::stage_position::StepSchedule;
-use super::undominated::{is_excluded, undominated_partitions};
+use super::undominated::DivisionSearch;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// Relaxes a stage with a budget.
@@ -92,9 +92,11 @@ impl<'a> StagePartitioner<'a> {
         }
         let mut open: Vec<&[StageOverhead]> = overheads.choices().collect();
         let cutoff = self.pruning_cutoff(cutoff);
-        let step = StepSchedule::of(self.context);
         let choice = |blocks| self.best_assignment(blocks);
-        let interrupt = || self.interrupt_if_out_of_time();
+        let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
+        let step = StepSchedule::of(self.context);
+        let search =
+            |overheads| DivisionSearch { overheads, step, cutoff: &cutoff, is_interrupted };
         let mut priced = 0;
         let mut relaxed = None;
         // Relaxations at known multipliers are cheaper to compute, and exclude most of the partitions that the others exclude.
@@ -103,8 +105,7 @@ impl<'a> StagePartitioner<'a> {
             let Some(stages) = &relaxed else { continue };
             let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run());
             open.retain(|overheads| {
-                let (is_excluded, labels) =
-                    is_excluded(overheads, step, &cutoff, &relaxed, &interrupt);
+                let (is_excluded, labels) = search(overheads).is_excluded(&relaxed);
                 priced += labels;
                 !is_excluded
             });
@@ -117,8 +118,7 @@ impl<'a> StagePartitioner<'a> {
         let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
         let mut partitions = vec![];
         for overheads in open {
-            let (undominated, labels) =
-                undominated_partitions(overheads, step, &cutoff, &choice, relaxed, &interrupt);
+            let (undominated, labels) = search(overheads).undominated_partitions(&choice, relaxed);
             partitions.extend(undominated);
             priced += labels;
         }

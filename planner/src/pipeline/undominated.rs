@@ -12,7 +12,7 @@ use super::stage_position::StepSchedule;
 use super::step_bound::{FirstStageCost, PrefixBounds};
 
 /// Lower bound on a step with these block counts over all assignments within the stages' bytes: the value
-/// that [`undominated_partitions`] minimises. `None` when a stage does not fit.
+/// that [`DivisionSearch::undominated_partitions`] minimises. `None` when a stage does not fit.
 #[cfg(test)]
 pub(super) fn division_bound(
     counts: &[usize],
@@ -49,57 +49,21 @@ struct Label {
     first_stage: FirstStageCost,
     /// Number of blocks of the last stage.
     count: usize,
-    /// Index of the label without the last stage in [`LabelSearch::counts`]; `None` for the first stage.
+    /// Index of the label without the last stage in [`Labels::counts`]; `None` for the first stage.
     before: Option<usize>,
 }
 
-/// An enumeration of labels.
-struct LabelSearch {
+/// The undominated labels of all blocks.
+struct Labels {
+    /// The labels, best bound first.
+    complete: Vec<Label>,
     /// The number of blocks of the last stage of each label that was extended, with the index of the label without that stage.
     counts: Vec<(usize, Option<usize>)>,
     /// Number of labels priced.
     priced: u64,
-    /// Whether labels count microbatch times. Bounds do not depend on these, so that fewer labels are undominated without them.
-    has_times: bool,
 }
 
-/// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
-/// bound first. Every stage has blocks unless its overhead is that of an empty stage. Blocks that cannot beat the cutoff with their `relaxed`
-/// assignment are not assigned. Also returns the number of partial partitions priced. No partition is returned
-/// once `is_interrupted` returns true.
-pub fn undominated_partitions(
-    overheads: &[StageOverhead],
-    step: StepSchedule,
-    cutoff: &PruningCutoff,
-    choice: StageChoice,
-    relaxed: Option<StageChoice>,
-    is_interrupted: &dyn Fn() -> bool,
-) -> (Vec<Partition>, u64) {
-    let mut search = LabelSearch { counts: vec![], priced: 0, has_times: true };
-    let labels =
-        search.undominated_labels(overheads, step, cutoff, choice, relaxed, is_interrupted);
-    let partitions = labels.iter().filter_map(|label| {
-        Partition::with_counts(search.counts_of(label), choice)
-            .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
-    });
-    (partitions.collect(), search.priced)
-}
-
-/// Whether no partition can beat the cutoff by its `relaxed` assignments, and the number of partial partitions
-/// priced. Nothing is excluded once `is_interrupted` returns true.
-pub(super) fn is_excluded(
-    overheads: &[StageOverhead],
-    step: StepSchedule,
-    cutoff: &PruningCutoff,
-    relaxed: StageChoice,
-    is_interrupted: &dyn Fn() -> bool,
-) -> (bool, u64) {
-    let mut search = LabelSearch { counts: vec![], priced: 0, has_times: false };
-    let labels = search.undominated_labels(overheads, step, cutoff, relaxed, None, is_interrupted);
-    (labels.is_empty() && !is_interrupted(), search.priced)
-}
-
-impl LabelSearch {
+impl Labels {
     /// The number of blocks of each stage.
     fn counts_of(&self, label: &Label) -> Vec<usize> {
         let mut counts = vec![label.count];
@@ -111,18 +75,55 @@ impl LabelSearch {
         counts.reverse();
         counts
     }
+}
 
-    /// The undominated labels of all blocks, best bound first. The work grows with the square
-    /// of the blocks, so that `is_interrupted` is asked again and again; no labels are left when it returns true.
-    fn undominated_labels(
-        &mut self,
-        overheads: &[StageOverhead],
-        step: StepSchedule,
-        cutoff: &PruningCutoff,
+/// An enumeration of the divisions of the blocks into `overheads.len()` stages. Every stage has blocks unless its overhead is that
+/// of an empty stage. The work grows with the square of the blocks, so that `is_interrupted` is asked again and again.
+pub struct DivisionSearch<'a> {
+    /// Overhead of each stage.
+    pub overheads: &'a [StageOverhead],
+    /// The schedule and the number of microbatches.
+    pub step: StepSchedule,
+    /// The step to beat, with the least times of each block.
+    pub cutoff: &'a PruningCutoff,
+    /// Whether to end without a result.
+    pub is_interrupted: &'a dyn Fn() -> bool,
+}
+
+impl DivisionSearch<'_> {
+    /// The undominated partitions that can beat the cutoff, best bound first. Blocks that cannot beat the cutoff with their
+    /// `relaxed` assignment are not assigned. Also returns the number of partial partitions priced. No partition is returned
+    /// once `is_interrupted` returns true.
+    pub fn undominated_partitions(
+        &self,
         choice: StageChoice,
         relaxed: Option<StageChoice>,
-        is_interrupted: &dyn Fn() -> bool,
-    ) -> Vec<Label> {
+    ) -> (Vec<Partition>, u64) {
+        let labels = self.labels(choice, relaxed, true);
+        let partitions = labels.complete.iter().filter_map(|label| {
+            Partition::with_counts(labels.counts_of(label), choice)
+                .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
+        });
+        (partitions.collect(), labels.priced)
+    }
+
+    /// Whether no partition can beat the cutoff by its `relaxed` assignments, and the number of partial partitions
+    /// priced. Nothing is excluded once `is_interrupted` returns true.
+    pub(super) fn is_excluded(&self, relaxed: StageChoice) -> (bool, u64) {
+        let labels = self.labels(relaxed, None, false);
+        (labels.complete.is_empty() && !(self.is_interrupted)(), labels.priced)
+    }
+
+    /// The undominated labels; none when `is_interrupted` returns true. Bounds do not depend on the times of microbatches, so
+    /// that fewer labels are undominated where these do not count.
+    fn labels(
+        &self,
+        choice: StageChoice,
+        relaxed: Option<StageChoice>,
+        times_count: bool,
+    ) -> Labels {
+        let DivisionSearch { overheads, step, cutoff, is_interrupted } = *self;
+        let mut found = Labels { complete: vec![], counts: vec![], priced: 0 };
         let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
         let microbatches = step.microbatches;
         // Largest number of blocks of the stages from s on, if all blocks were as fast as the fastest one.
@@ -160,12 +161,12 @@ impl LabelSearch {
             let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
             for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
                 if is_interrupted() {
-                    return vec![];
+                    return found;
                 }
                 let remaining = blocks - used;
-                let first_index = self.counts.len();
+                let first_index = found.counts.len();
                 if stage > 0 {
-                    self.counts.extend(list.iter().map(|label| (label.count, label.before)));
+                    found.counts.extend(list.iter().map(|label| (label.count, label.before)));
                 }
                 let before = |at: usize| (stage > 0).then_some(first_index + at);
                 let [least, most] = match overhead.is_empty {
@@ -198,10 +199,10 @@ impl LabelSearch {
                     }
                     let Some(assignment) = choice(blocks) else { break };
                     for (at, label) in list.iter().enumerate() {
-                        self.priced += 1;
+                        found.priced += 1;
                         let (first_stage, bound) = extend(label, &assignment);
                         if bound < cutoff.step_time {
-                            let own_time = match self.has_times {
+                            let own_time = match times_count {
                                 true => assignment.microbatch_time(overhead),
                                 false => 0.0,
                             };
@@ -218,13 +219,14 @@ impl LabelSearch {
             }
             for list in next.iter_mut().filter(|list| list.len() > 1) {
                 if is_interrupted() {
-                    return vec![];
+                    return found;
                 }
                 keep_undominated(list);
             }
             labels = next;
         }
-        std::mem::take(&mut labels[blocks])
+        found.complete = std::mem::take(&mut labels[blocks]);
+        found
     }
 }
 

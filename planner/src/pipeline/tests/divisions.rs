@@ -12,10 +12,8 @@ use narrows_plan::program::{MicrobatchPass, StageSchedule};
 
 use super::super::interleaved::{ChunkMin, WeightedCostMin, mean_bound};
 use super::super::partition::StageBlocks;
-use super::super::undominated::division_bound;
-use super::super::{
-    EmbeddingAndHead, PruningCutoff, StageAssignment, StageOverhead, undominated_partitions,
-};
+use super::super::undominated::{DivisionSearch, division_bound};
+use super::super::{EmbeddingAndHead, PruningCutoff, StageAssignment, StageOverhead};
 use super::{simulate, step_phase, step_schedule};
 use crate::context_space::contexts;
 use crate::deadline::Deadline;
@@ -97,8 +95,13 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             weighted_steps_min: weighted.collect(),
             step_time: f64::INFINITY,
         };
-        let (partitions, _) =
-            undominated_partitions(&overheads, step_schedule, &cutoff, &choice, None, &|| false);
+        let search = DivisionSearch {
+            overheads: &overheads,
+            step: step_schedule,
+            cutoff: &cutoff,
+            is_interrupted: &|| false,
+        };
+        let (partitions, _) = search.undominated_partitions(&choice, None);
         let least = divisions(blocks, &overheads)
             .into_iter()
             .filter_map(|counts| {
