@@ -256,9 +256,9 @@ impl StepPhases {
         self.range(|step| step.overlapped)
     }
 
-    /// Lower and upper bound of the segment's gathers during the next forward pass.
-    pub fn gathered_range(&self) -> [Seconds; 2] {
-        self.range(|step| step.gathered)
+    /// Upper bound on the segment's gathers during the next forward pass.
+    pub fn gathered_max(&self) -> Seconds {
+        self.range(|step| step.gathered)[1]
     }
 
     /// Upper bounds on the collectives of sharded parameters beside a forward and a backward pass of one microbatch, alone.

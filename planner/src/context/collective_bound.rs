@@ -76,6 +76,9 @@ struct CollectiveStep<'a> {
     hidden_cost: f64,
     /// Distinct segments with their numbers of instances.
     parts: Vec<(SegmentSpec, Place, f64)>,
+    /// Whether the last block counts with the head in the first forward (0) and the last backward pass (1), and the head's
+    /// collectives with the least that they add.
+    last_block_counts: [bool; 2],
 }
 
 impl<'a> CollectiveStep<'a> {
@@ -88,25 +91,35 @@ impl<'a> CollectiveStep<'a> {
         let slowdown = segments.prices(context).overlap_slowdown()?;
         (context.mesh.pipeline == 1).then_some(())?;
         let end = |kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
+        let head = end(SegmentKind::Head);
+        let (last, before) = segments.layer_shapes().split_last()?;
+        let last = SegmentSpec::block(*last, boundary);
         let mut parts = vec![
             (end(SegmentKind::Embedding), Place::Embedding, 1.0),
-            (end(SegmentKind::Head), Place::Head, 1.0),
+            (head, Place::Head, 1.0),
+            (last, Place::LastBlock, 1.0),
         ];
-        let (last, before) = segments.layer_shapes().split_last()?;
-        parts.push((SegmentSpec::block(*last, boundary), Place::LastBlock, 1.0));
         for shape in 0..segments.shape_count() {
             let count = before.iter().filter(|other| **other == shape).count();
             if count > 0 {
                 parts.push((SegmentSpec::block(shape, boundary), Place::Block, count as f64));
             }
         }
-        Some(CollectiveStep {
+        let mut step = CollectiveStep {
             segments,
             context,
             overlapped: slowdown.hidden_computation_cost(),
             hidden_cost: slowdown.hidden_cost(),
             parts,
-        })
+            last_block_counts: [false; 2],
+        };
+        if context.pass_microbatches() == 1 {
+            step.last_block_counts = [0, 1].map(|at| {
+                step.least_pass(last, at) * (1.0 - step.overlapped)
+                    > step.most_in_one_pass(head, at) * (1.0 - step.hidden_cost)
+            });
+        }
+        Some(step)
     }
 
     /// The part of a segment's forward (0) or backward (1) pass that counts.
@@ -119,30 +132,22 @@ impl<'a> CollectiveStep<'a> {
             {
                 1.0
             }
-            (Place::LastBlock, Longer::InOnePass) if self.last_block_counts(at) => 1.0,
+            (Place::LastBlock, Longer::InOnePass) if self.last_block_counts[at] => 1.0,
             _ => self.overlapped,
         }
     }
 
-    /// Whether the last block counts with the head, and the head's collectives with the least that they add.
-    fn last_block_counts(&self, at: usize) -> bool {
-        let of_place = |place: Place| self.parts.iter().find(|(_, other, _)| *other == place);
-        let (Some((block, ..)), Some((head, ..))) =
-            (of_place(Place::LastBlock), of_place(Place::Head))
-        else {
-            return false;
-        };
-        let pass = self.segments.min_pass_times(*block, self.context);
-        let counted = (1.0 - self.overlapped) * [pass.forward, pass.backward][at];
-        let [_, of_head] = self.in_one_pass(*head, at);
-        self.context.pass_microbatches() == 1 && counted > of_head * (1.0 - self.hidden_cost)
+    /// Least time of a segment's forward (0) or backward (1) pass of one microbatch, in seconds.
+    fn least_pass(&self, spec: SegmentSpec, at: usize) -> f64 {
+        let least = self.segments.min_pass_times(spec, self.context);
+        [least.forward, least.backward][at]
     }
 
-    /// The least and the most time of a segment's collectives during the first forward (0) or the last backward pass (1).
-    fn in_one_pass(&self, spec: SegmentSpec, at: usize) -> [f64; 2] {
+    /// Most time of a segment's collectives during the first forward (0) or the last backward pass (1), in seconds.
+    fn most_in_one_pass(&self, spec: SegmentSpec, at: usize) -> f64 {
         match at {
-            0 => self.segments.gathered_range(spec, self.context),
-            _ => self.segments.overlapped_range(spec, self.context),
+            0 => self.segments.gathered_max(spec, self.context),
+            _ => self.segments.overlapped_range(spec, self.context)[1],
         }
     }
 
@@ -155,14 +160,13 @@ impl<'a> CollectiveStep<'a> {
         };
         let (mut hidden, mut collectives) = (0.0, 0.0);
         for (spec, place, count) in &self.parts {
-            let least = self.segments.min_pass_times(*spec, self.context);
-            let pass = in_pass * [least.forward, least.backward][at];
+            let pass = in_pass * self.least_pass(*spec, at);
             hidden += count * (1.0 - self.part(*place, at, longer)) * pass;
-            collectives += count
-                * match longer {
-                    Longer::InEveryPass => self.segments.sharded_max(*spec, self.context)[at],
-                    Longer::Never | Longer::InOnePass => self.in_one_pass(*spec, at)[1],
-                };
+            let most = match longer {
+                Longer::InEveryPass => self.segments.sharded_max(*spec, self.context)[at],
+                Longer::Never | Longer::InOnePass => self.most_in_one_pass(*spec, at),
+            };
+            collectives += count * most;
         }
         collectives * (1.0 - self.hidden_cost) > hidden
     }
@@ -190,7 +194,7 @@ impl<'a> CollectiveStep<'a> {
             }
         });
         let [gathered, overlapped] = [0, 1].map(|at| {
-            let counts_least = place == Place::Head && self.last_block_counts(at);
+            let counts_least = place == Place::Head && self.last_block_counts[at];
             match longer[at] {
                 Longer::InOnePass if !counts_least => beyond_hidden,
                 _ => 0.0,

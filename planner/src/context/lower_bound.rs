@@ -228,7 +228,7 @@ pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Second
 }
 
 /// Lower bound on forward plus backward time of one microbatch over the whole model.
-pub(super) fn min_microbatch_time(
+fn min_microbatch_time(
     segments: &SegmentSolver,
     context: &Context,
     boundary: BoundaryLayout,

@@ -35,15 +35,16 @@ impl SegmentSolver<'_> {
         }
     }
 
-    /// Bounds on the gathers of the segment's updated weights during the next forward pass: `[min, max]` in seconds.
-    pub(crate) fn gathered_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
+    /// Upper bound on the gathers of the segment's updated weights during the next forward pass, in seconds.
+    pub(crate) fn gathered_max(&self, spec: SegmentSpec, context: &Context) -> f64 {
         match context.gathers_in_forward() {
-            true => self.step_phase_bounds(spec, context).gathered,
-            false => [0.0; 2],
+            true => self.step_phase_bounds(spec, context).gathered_max,
+            false => 0.0,
         }
     }
 
-    /// Least weighted time of the segment in a step, in seconds; `None` when it has no legal decisions.
+    /// Lower bound on the weighted time of the segment in a step, in seconds: the least, unless the segment is too wide for
+    /// elimination. `None` when it has no legal decisions.
     pub(crate) fn min_weighted_time(
         &self,
         spec: SegmentSpec,
@@ -53,12 +54,8 @@ impl SegmentSolver<'_> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
-            let times = prepared.priced.weighted_times(&step_phases, weights);
-            match &prepared.order {
-                Some(order) => Some(order.cheapest(&times)?.cost),
-                // Too wide for elimination: the sum of each node's least.
-                None => times.iter().map(|of| of.iter().copied().reduce(f64::min)).sum(),
-            }
+            let times = prepared.priced.weighted_times(&step_phases, weights).concat();
+            Some(prepared.cheapest(&times)?.cost)
         };
         self.groupings(spec).iter().filter_map(of_grouping).min_by(f64::total_cmp)
     }
@@ -133,7 +130,7 @@ impl SegmentSolver<'_> {
                 overlapped: step_phases.overlapped_range().map(|time| time.0),
                 first_block_min: first_block_min(&step_phases, &prepared),
                 first_gathers_min: first_gathers_min(&step_phases, &prepared),
-                gathered: step_phases.gathered_range().map(|time| time.0),
+                gathered_max: step_phases.gathered_max().0,
                 sharded_max: step_phases.sharded_max().map(|time| time.0),
                 sharding_min: step_phases.sharding_min(),
             }
@@ -147,7 +144,7 @@ impl SegmentSolver<'_> {
                 let (a, b) = (a.first_gathers_min[split], b.first_gathers_min[split]);
                 [a[0].min(b[0]), a[1].min(b[1])]
             }),
-            gathered: hull(a.gathered, b.gathered),
+            gathered_max: a.gathered_max.max(b.gathered_max),
             sharded_max: [0, 1].map(|at| a.sharded_max[at].max(b.sharded_max[at])),
             sharding_min: a.sharding_min.min(b.sharding_min),
         };

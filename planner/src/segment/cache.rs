@@ -44,8 +44,8 @@ pub(super) struct StepPhaseBounds {
     /// For each of [`BucketSplit::ALL`], least gather of the first bucket, and least time of all buckets beyond that of a whole
     /// one, for a block that is the first of a stage, in seconds.
     pub first_gathers_min: [[f64; 2]; BucketSplit::ALL.len()],
-    /// Least and most gathers of updated weights during the next forward pass, in seconds.
-    pub gathered: [f64; 2],
+    /// Most gathers of updated weights during the next forward pass, in seconds.
+    pub gathered_max: f64,
     /// Most of the collectives of sharded parameters beside a forward and a backward pass of one microbatch, in seconds.
     pub sharded_max: [f64; 2],
     /// Least additions to the passes.

@@ -12,7 +12,7 @@ use narrows_plan::strategy::SegmentChoice;
 use rustc_hash::FxHashMap;
 
 use crate::lock::lock;
-use crate::solve::{EliminationOrder, SharedCosts, WeightedTable, chord};
+use crate::solve::{EliminationOrder, MinCostAssignment, SharedCosts, WeightedTable, chord};
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.
 pub(super) struct PreparedSegment {
@@ -56,30 +56,30 @@ impl PreparedSegment {
     /// Least time of the passes of one microbatch with a multiplier of kept bytes, in seconds, and the bytes kept; `None`
     /// without legal decisions.
     pub(super) fn least_passes(&self, multiplier: f64) -> Option<(f64, f64)> {
-        let costs = self.priced.pass_costs(multiplier);
-        let (cost, kept_bytes) = match &self.order {
-            // Too wide for elimination: the sum of each node's least.
-            None => {
-                let counts = self.priced.choice_counts().into_iter();
-                let mut first = 0;
-                let least = counts.map(|count| {
-                    first += count;
-                    costs[first - count..first].iter().copied().reduce(f64::min)
-                });
-                (least.sum::<Option<f64>>()?, 0.0)
-            }
-            Some(order) => {
-                let cheapest = order.cheapest_of_flat(&costs)?;
-                let kept = self.priced.kept_bytes();
-                let chosen = cheapest.assignment.iter().zip(kept.iter());
-                let kept = chosen.map(|(choice, kept)| kept[*choice as usize].as_f64()).sum();
-                (cheapest.cost, kept)
-            }
-        };
+        let cheapest = self.cheapest(&self.priced.pass_costs(multiplier))?;
+        let kept = self.priced.kept_bytes();
+        let chosen = cheapest.assignment.iter().zip(kept.iter());
+        let kept_bytes = chosen.map(|(choice, kept)| kept[*choice as usize].as_f64()).sum();
+        let cost = cheapest.cost;
         let mut minima = lock(&self.pass_minima);
         let at = minima.partition_point(|(other, _)| *other < multiplier);
         minima.insert(at, (multiplier, cost));
         Some((cost, kept_bytes))
+    }
+
+    /// The cheapest assignment at these costs, of which those of all nodes follow one after the other. Where the segment is too
+    /// wide for elimination: an empty assignment, with the sum of each node's least cost, which is no larger. `None` without legal
+    /// decisions.
+    pub(super) fn cheapest(&self, costs: &[f64]) -> Option<MinCostAssignment> {
+        if let Some(order) = &self.order {
+            return order.cheapest_of_flat(costs);
+        }
+        let mut first = 0;
+        let least = self.priced.choice_counts().into_iter().map(|count| {
+            first += count;
+            costs[first - count..first].iter().copied().reduce(f64::min)
+        });
+        Some(MinCostAssignment { cost: least.sum::<Option<f64>>()?, assignment: vec![] })
     }
 
     /// The costs that eliminations in all contexts share.
