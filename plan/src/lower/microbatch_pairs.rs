@@ -165,9 +165,13 @@ fn push_overlapped(merged: &mut Vec<Instr>, run: &[Instr], mut computation: &[In
             merged.extend_from_slice(part);
             continue;
         }
-        let share = payload(part) / payload_left;
-        payload_left -= payload(part);
-        let beside = computation.split_off(..division(computation, share)).unwrap_or_default();
+        let own = payload(part);
+        let beside = match own < payload_left {
+            true => division(computation, own / payload_left),
+            false => computation.len(),
+        };
+        payload_left -= own;
+        let beside = computation.split_off(..beside).unwrap_or_default();
         let all = part.len() + beside.len();
         for (index, collective) in part.iter().enumerate() {
             let overlapped_instrs = if beside.is_empty() { 0 } else { all - index - 1 };
