@@ -1,8 +1,5 @@
 //! Arguments of the attack: its own, and those that `cargo test` gives to every test program.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
-
 /// Extent of the attacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Extent {
@@ -65,9 +62,4 @@ impl Arguments {
     pub fn selects(&self, name: &str) -> bool {
         self.names.is_empty() || self.names.iter().any(|known| known == name)
     }
-}
-
-/// A seed that differs each time.
-pub fn random_seed() -> u64 {
-    RandomState::new().hash_one(std::process::id())
 }

@@ -32,6 +32,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use narrows_test_support::random_seed;
+
 use arguments::{Arguments, Extent};
 
 /// One kind of attack.
@@ -98,7 +100,7 @@ fn run(attack: &Attack, arguments: &Arguments) -> bool {
         println!("{name}: skipped: {reason}");
         return true;
     }
-    let first = arguments.seed.unwrap_or_else(arguments::random_seed);
+    let first = arguments.seed.unwrap_or_else(random_seed);
     println!("{name}: seeds from {first:#x}");
     let start = Instant::now();
     let continues = |made: u64| match arguments.extent {

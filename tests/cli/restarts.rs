@@ -6,6 +6,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use narrows_test_support::plans::TestRng;
+use narrows_test_support::random_seed;
 
 use super::checkpoints::{curve, damage};
 use super::cluster::{Processes, signal, stderr, wait_all, wait_for_success};
@@ -115,11 +116,6 @@ fn losses_of_a_run_whose_processes_are_killed_equal_those_of_an_undisturbed_one(
 #[test]
 fn losses_are_equal_where_kills_interrupt_saves_behind_steps() {
     kill_at_random(12, Duration::from_secs(4), 40, "--checkpoint-async");
-}
-
-/// A seed that differs each time.
-fn random_seed() -> u64 {
-    std::process::id().into()
 }
 
 #[test]

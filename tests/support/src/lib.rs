@@ -19,10 +19,12 @@ pub mod plan_files;
 pub mod plans;
 mod ports;
 mod random_elements;
+mod random_seed;
 mod relative_errors;
 pub mod rows;
 pub mod small_models;
 
 pub use ports::free_port;
 pub use random_elements::uniform_f32;
+pub use random_seed::random_seed;
 pub use relative_errors::{max_relative_error, relative_error};
