@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use narrows_plan::emit::{
     InstrTemplate, ResidualSum, copy_forward, copy_recompute, flow_forward, flow_recompute,
-    gradient_backward, op_backward, op_forward, overlapped_weight_gradient,
+    gradient_backward, may_defer_weight_gradient, op_backward, op_forward,
+    overlapped_weight_gradient,
 };
 use narrows_plan::graph::{OpId, Value, ValueId};
 use narrows_plan::program::Action;
@@ -21,6 +22,8 @@ pub(crate) struct FlowTimes {
     pub both: Arc<[Seconds]>,
     /// Backward alone.
     pub backward: Arc<[Seconds]>,
+    /// Weight gradients that could have passes of their own if they did not overlap with the collective of the gradient.
+    pub overlapped_gemms: Arc<[Seconds]>,
 }
 
 /// Prices the flows of one value.
@@ -45,6 +48,8 @@ enum FlowWork {
     Backward(Layout, Layout, [bool; 2]),
     /// The residual sum in a layout.
     ResidualSum(Layout),
+    /// The GEMM beside the collective from a layout of gradient contributions to the producer's.
+    OverlappedGemm(Layout, Layout),
 }
 
 impl<'a> FlowPrices<'a> {
@@ -81,7 +86,8 @@ impl<'a> FlowPrices<'a> {
         let same = |a: &Flow, b: &Flow| {
             (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second)
         };
-        let mut times = (Vec::with_capacity(flows.len()), Vec::with_capacity(flows.len()));
+        let [mut both_times, mut backward_times, mut overlapped_gemms] =
+            [(); 3].map(|()| Vec::with_capacity(flows.len()));
         let may_sum = ResidualSum::of_some_flow(&self.space.segment, self.id).is_some();
         // Flows that differ only in their saves are adjacent.
         for group in flows.chunk_by(same) {
@@ -98,7 +104,8 @@ impl<'a> FlowPrices<'a> {
                 let times = self.backward(flow, &gradients, gradient);
                 times.iter().for_each(|time| backward += *time);
             }
-            times.extend(group.iter().map(|flow| {
+            let overlapped_gemm = self.deferrable_gemm(flow);
+            for flow in group {
                 let saves = flow.saves.iter().zip(&recompute);
                 let recomputed = saves.filter(|(save, _)| **save == Save::Recomputed);
                 let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
@@ -107,10 +114,16 @@ impl<'a> FlowPrices<'a> {
                     false => [Seconds(0.0); 2],
                 };
                 let backward = backward + recomputed + if_recomputed(flow, again);
-                (forward + backward + in_gemm, backward)
-            }));
+                both_times.push(forward + backward + in_gemm);
+                backward_times.push(backward);
+                overlapped_gemms.push(overlapped_gemm);
+            }
         }
-        FlowTimes { both: times.0.into(), backward: times.1.into() }
+        FlowTimes {
+            both: both_times.into(),
+            backward: backward_times.into(),
+            overlapped_gemms: overlapped_gemms.into(),
+        }
     }
 
     fn forward(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
@@ -130,6 +143,22 @@ impl<'a> FlowPrices<'a> {
         let order = [gradient == 0, gradients.len() > 1];
         let key = FlowWork::Backward(gradients[gradient], flow.producer.backward, order);
         self.known(key, |of| of.gradient_times(flow, gradient))
+    }
+
+    /// Time of the weight gradient that overlaps with the collective of the flow's gradient, where only that keeps it from a
+    /// pass of its own; zero without one.
+    fn deferrable_gemm(&mut self, flow: &Flow) -> Seconds {
+        let (segment, context) = (&self.space.segment, &self.space.context);
+        let op = overlapped_weight_gradient(segment, self.id, flow, context)
+            .filter(|op| may_defer_weight_gradient(segment, *op, context));
+        if op.is_none() {
+            return Seconds(0.0);
+        }
+        let key = FlowWork::OverlappedGemm(flow.gradients()[0], flow.producer.backward);
+        self.known(key, |of| of.overlapped_gemm_time(flow).into_iter().collect())
+            .first()
+            .copied()
+            .unwrap_or_default()
     }
 
     fn residual_sum(&mut self, flow: &Flow) -> [Seconds; 2] {

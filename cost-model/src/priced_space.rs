@@ -11,7 +11,8 @@
 use std::sync::{Arc, OnceLock};
 
 use narrows_plan::emit::{
-    ResidualSum, is_weight_gradient_deferrable, op_backward, op_forward, op_recompute,
+    ResidualSum, is_weight_gradient_deferrable, may_defer_weight_gradient, op_backward, op_forward,
+    op_recompute,
 };
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
@@ -279,25 +280,34 @@ impl PricedSpace {
     /// The times of the [`table`](PricedSpace::table)'s choices for the forward pass of one microbatch without what ZeRO adds,
     /// in seconds, by node.
     pub fn forward_times(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(|time| time.forward, |both, backward| both - backward)
+        self.times_of_passes(|time| time.forward, |[both, backward, _]| both - backward)
     }
 
     /// As [`forward_times`](PricedSpace::forward_times), of the backward pass.
     pub fn backward_times(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(|time| time.backward, |_, backward| backward)
+        self.times_of_passes(|time| time.backward, |[_, backward, _]| backward)
     }
 
     /// As [`forward_times`](PricedSpace::forward_times), of both passes without the weight gradients of linears.
     pub fn times_without_weight_gradients(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(SegmentTime::without_weight_gradients, |both, _| both)
+        self.times_of_passes(SegmentTime::without_weight_gradients, |[both, _, overlapped_gemm]| {
+            both + overlapped_gemm
+        })
     }
 
     /// The weighted times of the [`table`](PricedSpace::table)'s choices in a step, in seconds, by node.
     pub fn weighted_times(&self, step_phases: &StepPhases, weights: &StepWeights) -> Vec<Vec<f64>> {
-        let StepWeights { forward, backward, .. } = *weights;
+        let StepWeights { forward, backward, weight_gradient, .. } = *weights;
         let mut times = self.times_of_passes(
-            |time| time.forward * forward + time.backward * backward,
-            |both, of_backward| (both - of_backward) * forward + of_backward * backward,
+            |time| {
+                time.forward * forward
+                    + time.backward * backward
+                    + time.weight_gradient * weight_gradient
+            },
+            |[both, of_backward, overlapped_gemm]| {
+                (both - of_backward) * forward + of_backward * backward
+                    - overlapped_gemm * weight_gradient
+            },
         );
         for (id, times) in self.space.segment.op_ids().zip(&mut times) {
             for (time, option) in times.iter_mut().zip(&self.space.ops[id.0 as usize]) {
@@ -307,16 +317,18 @@ impl PricedSpace {
         times
     }
 
-    /// `of_flow` gets the time of both passes, and that of the backward pass.
+    /// `of_flow` gets the time of both passes, that of the backward pass, and the weight gradients that no pass of their own runs
+    /// because they overlap with a collective.
     fn times_of_passes(
         &self,
         of_option: impl Fn(&SegmentTime) -> Seconds,
-        of_flow: impl Fn(Seconds, Seconds) -> Seconds,
+        of_flow: impl Fn([Seconds; 3]) -> Seconds,
     ) -> Vec<Vec<f64>> {
         let of_op = |times: &Vec<SegmentTime>| times.iter().map(|time| of_option(time).0).collect();
         let of_value = |times: &FlowTimes| {
-            let times = times.both.iter().zip(times.backward.iter());
-            times.map(|(both, backward)| of_flow(*both, *backward).0).collect()
+            let FlowTimes { both, backward, overlapped_gemms } = times;
+            let times = both.iter().zip(backward.iter()).zip(overlapped_gemms.iter());
+            times.map(|((both, backward), gemm)| of_flow([*both, *backward, *gemm]).0).collect()
         };
         let flows = self.flows.iter().map(of_value);
         self.ops.of_options.iter().map(of_op).chain(flows).collect()
@@ -340,7 +352,7 @@ impl PricedSpace {
 }
 
 /// The times of options that differ only in whether they are recomputed, for one microbatch; the step phase is left at
-/// zero, and all weight gradients count as deferrable.
+/// zero, and weight gradients count as deferrable as if none overlapped with a collective.
 fn op_times<'a>(
     space: &'a SegmentSpace,
     id: OpId,
@@ -367,7 +379,9 @@ fn op_passes(
 ) -> SegmentTime {
     let (segment, context) = (&space.segment, &space.context);
     let backward = op_backward(segment, id, choice, context);
-    let weight_gradient = backward.iter().filter(|template| template.action.is_weight_gradient());
+    let may_defer = may_defer_weight_gradient(segment, id, context);
+    let weight_gradient =
+        backward.iter().filter(|template| may_defer && template.action.is_weight_gradient());
     SegmentTime {
         forward: sum(&op_forward(segment, id, choice, context), prices.kernel),
         backward: sum(&backward, prices.backward),

@@ -52,12 +52,18 @@ impl SegmentTime {
 }
 
 /// Weights of the parts of a step in a bound.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWeights {
     /// Computation and collectives of activations in forward passes.
     pub forward: f64,
     /// Computation and collectives of activations in backward passes.
     pub backward: f64,
+    /// Weight gradients that may have passes of their own, beyond `backward`.
+    pub weight_gradient: f64,
+    /// The step phase.
+    pub step_phase: f64,
+    /// Updates, beyond `step_phase`.
+    pub update: f64,
     /// Gathers during the first forward pass, beyond the least that they add to a step.
     pub gathered: f64,
     /// Gradient reductions during the last pass, beyond the least that they add to a step.

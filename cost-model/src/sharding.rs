@@ -52,7 +52,7 @@ impl ShardingTime {
     pub(crate) fn weighted(&self, weights: &StepWeights) -> Seconds {
         self.gather * weights.sharded_gathers
             + self.reduction * weights.sharded_reductions
-            + self.casts * weights.backward
+            + self.casts * (weights.backward + weights.weight_gradient)
     }
 }
 

@@ -309,7 +309,8 @@ fn shared_min(
 impl OpStep {
     /// The weighted time of the step phase, and of what the op adds to passes where parameters are sharded.
     pub(crate) fn weighted(&self, weights: &StepWeights) -> Seconds {
-        self.time
+        self.time * weights.step_phase
+            + self.update * weights.update
             + self.gathered * weights.gathered
             + self.overlapped * weights.overlapped
             + self.sharding.weighted(weights)

@@ -214,6 +214,9 @@ impl<'a> CollectiveStep<'a> {
         StepWeights {
             forward,
             backward,
+            weight_gradient: 0.0,
+            step_phase: 1.0,
+            update: 0.0,
             gathered,
             overlapped,
             sharded_gathers: beside_forward + of_backward_gather,
