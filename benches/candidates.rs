@@ -187,6 +187,7 @@ impl SolvedContext {
             single_microbatch_steps_min: steps,
             first_stage_weights: [0; 2],
             weighted_steps_min: vec![[0.0; 2]; blocks],
+            joint: None,
             step_time: f64::INFINITY,
         };
         Some(SolvedContext { step, overheads, cutoff, assignments })

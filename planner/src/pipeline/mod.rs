@@ -7,6 +7,8 @@
 //! | `assignment` | solutions for the blocks of one stage within its memory |
 //! | `interleaved` | stages with several chunks |
 //! | `step_bound` | lower bounds on the step of a pipeline, by schedule |
+//! | `joint_bound` | the same from passes, reductions and updates of the same decisions |
+//! | `joint_times` | the terms of these bounds, least over the decisions of each segment |
 //! | `stage_position` | the same because of one stage, from its passes and those around |
 //! | `partition_bound` | the same of a partition |
 //! | `prefix_sums` | sums over runs of blocks |
@@ -23,6 +25,8 @@ mod assignment;
 mod embedding_and_head;
 mod in_flight;
 mod interleaved;
+mod joint_bound;
+mod joint_times;
 mod overhead;
 mod partition;
 mod partition_bound;

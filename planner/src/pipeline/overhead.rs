@@ -7,7 +7,7 @@ use narrows_plan::emit::{
 };
 use narrows_plan::graph::{BoundaryTensor, SegmentKind};
 use narrows_plan::program::Extent;
-use narrows_plan::strategy::{BoundaryLayout, op_parameters};
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout, op_parameters};
 use narrows_plan::{Context, Seconds};
 
 use super::embedding_and_head::EmbeddingAndHead;
@@ -52,6 +52,7 @@ impl EmptyStages {
 
 /// The overheads of all stages, for all choices of stages without blocks.
 pub(crate) struct PipelineOverheads {
+    layouts: (BoundaryLayout, Option<TiedWeightLayout>),
     of_choices: Vec<(EmptyStages, Vec<StageOverhead>)>,
 }
 
@@ -90,7 +91,13 @@ impl PipelineOverheads {
             (empty, overheads)
         };
         let of_choices = EmptyStages::all(context, segments.layer_shapes().len()).map(of_choice);
-        PipelineOverheads { of_choices: of_choices.collect() }
+        let layouts = (embedding_and_head.boundary, embedding_and_head.tied_weight);
+        PipelineOverheads { layouts, of_choices: of_choices.collect() }
+    }
+
+    /// Layouts of embedding and head.
+    pub(crate) fn layouts(&self) -> (BoundaryLayout, Option<TiedWeightLayout>) {
+        self.layouts
     }
 
     /// The overheads of the stages of a division.
@@ -128,6 +135,8 @@ pub struct StageOverhead {
     pub(crate) chunks: Vec<[Seconds; 2]>,
     /// Step phase.
     pub step_phase: Seconds,
+    /// Forward pass, backward pass and step phase without embedding and head.
+    pub(crate) besides_ends: [Seconds; 3],
     /// Time of embedding and head in the step phase that `step_phase` leaves out.
     pub(crate) uncounted: Seconds,
     /// Lower bound on the step phase under other solutions of embedding and head.
@@ -211,12 +220,14 @@ impl StageOverhead {
         let times =
             |(forward, backward): &(Vec<_>, Vec<_>)| [forward, backward].map(|pass| total(pass));
         let chunks: Vec<[Seconds; 2]> = transfers.iter().map(times).collect();
+        let [forward, backward] = [0, 1].map(|at| chunks.iter().map(|passes| passes[at]).sum());
         let mut overhead = StageOverhead {
             is_empty: empty.contains(stage, stages),
-            forward: chunks.iter().map(|[forward, _]| *forward).sum(),
-            backward: chunks.iter().map(|[_, backward]| *backward).sum(),
+            forward,
+            backward,
             chunks,
             step_phase: once,
+            besides_ends: [forward, backward, once],
             syncs,
             slowdown: prices.overlap_slowdown(),
             ..StageOverhead::default()
@@ -248,21 +259,32 @@ impl StageOverhead {
         if request.model.tied && stages > 1 && (stage == 0 || is_last) {
             let tied = tied_gradient(&embedding_and_head.head, context);
             overhead.syncs.tied = tied.map(|extent| price(&reduce_tied_gradient(extent, context)));
-            overhead.step_phase += overhead.syncs.tied.unwrap_or_default();
+            overhead.add_besides_ends([
+                Seconds(0.0),
+                Seconds(0.0),
+                overhead.syncs.tied.unwrap_or_default(),
+            ]);
         }
         if !overhead.is_empty {
             overhead.first_block_min =
                 first_block_min(segments, context, stage, embedding_and_head.boundary);
             overhead.first_gather_min =
                 first_gather_min(segments, context, stage, embedding_and_head);
-            overhead.step_phase += overhead.first_block_min + overhead.first_gather_min;
             let [forward, backward] =
                 uncounted_sharding(segments, context, stage, embedding_and_head);
-            overhead.forward += forward;
-            overhead.backward += backward;
+            let step_phase = overhead.first_block_min + overhead.first_gather_min;
+            overhead.add_besides_ends([forward, backward, step_phase]);
         }
         overhead.step_phase_min = overhead.step_phase;
         overhead
+    }
+
+    fn add_besides_ends(&mut self, times: [Seconds; 3]) {
+        let own = [&mut self.forward, &mut self.backward, &mut self.step_phase];
+        for ((own, besides_ends), time) in own.into_iter().zip(&mut self.besides_ends).zip(times) {
+            *own += time;
+            *besides_ends += time;
+        }
     }
 
     fn add(&mut self, chunk: usize, solved: &SolvedSegment) {

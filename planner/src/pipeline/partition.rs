@@ -7,6 +7,7 @@ use narrows_cost_model::PassTimesMin;
 use narrows_plan::{Seconds, StagePlan};
 
 use super::assignment::StageAssignment;
+use super::joint_times::JointMinima;
 use super::overhead::StageOverhead;
 use crate::segment::SolvedSegment;
 
@@ -62,6 +63,8 @@ pub struct PruningCutoff {
     pub first_stage_weights: [u64; FIRST_STAGE_WEIGHTS],
     /// Lower bound on each block's time in a step of each of these numbers of microbatches, without a memory limit.
     pub weighted_steps_min: Vec<[f64; FIRST_STAGE_WEIGHTS]>,
+    /// Least times of passes, reductions and updates together, where they are known.
+    pub joint: Option<JointMinima>,
     /// Step time to beat.
     pub step_time: f64,
 }

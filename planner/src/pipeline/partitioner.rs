@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::assignment::{BlockInFlight, StageAssignment, assign_points};
 use super::in_flight::in_flight_in_chunks;
 use super::interleaved::{BlockTimesMin, ChunkMin, mean_bound, stage_chunks};
+use super::joint_times::JointMinima;
 use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::refinement::StageRefinement;
@@ -91,26 +92,30 @@ impl<'a> StagePartitioner<'a> {
             return (self.interleaved_partition(overheads, cutoff).into_iter().collect(), 1);
         }
         let mut open: Vec<&[StageOverhead]> = overheads.choices().collect();
-        let cutoff = self.pruning_cutoff(cutoff);
+        let mut cutoff = self.pruning_cutoff(cutoff);
         let choice = |blocks| self.best_assignment(blocks);
         let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
         let step = StepSchedule::of(self.context);
-        let search =
-            |overheads| DivisionSearch { overheads, step, cutoff: &cutoff, is_interrupted };
         let mut priced = 0;
         let mut relaxed = None;
         // Relaxations at known multipliers are cheaper to compute, and exclude most of the partitions that the others exclude.
         for relax in [RelaxedStage::at_known_multipliers, RelaxedStage::new] {
             relaxed = self.relaxed_stages(cutoff.step_time, relax);
-            let Some(stages) = &relaxed else { continue };
-            let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run());
-            open.retain(|overheads| {
-                let (is_excluded, labels) = search(overheads).is_excluded(&relaxed);
-                priced += labels;
-                !is_excluded
-            });
+            if let Some(stages) = &relaxed {
+                let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run());
+                open.retain(|overheads| {
+                    let search =
+                        DivisionSearch { overheads, step, cutoff: &cutoff, is_interrupted };
+                    let (is_excluded, labels) = search.is_excluded(&relaxed);
+                    priced += labels;
+                    !is_excluded
+                });
+            }
             if open.is_empty() {
                 return (vec![], priced);
+            }
+            if cutoff.joint.is_none() {
+                cutoff.joint = JointMinima::new(self.segments, self.context, overheads.layouts());
             }
         }
         let relaxed = relaxed
@@ -118,7 +123,8 @@ impl<'a> StagePartitioner<'a> {
         let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
         let mut partitions = vec![];
         for overheads in open {
-            let (undominated, labels) = search(overheads).undominated_partitions(&choice, relaxed);
+            let search = DivisionSearch { overheads, step, cutoff: &cutoff, is_interrupted };
+            let (undominated, labels) = search.undominated_partitions(&choice, relaxed);
             partitions.extend(undominated);
             priced += labels;
         }
@@ -223,6 +229,7 @@ impl<'a> StagePartitioner<'a> {
             single_microbatch_steps_min,
             first_stage_weights,
             weighted_steps_min,
+            joint: None,
             step_time,
         }
     }

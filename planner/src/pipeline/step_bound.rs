@@ -57,6 +57,7 @@ use narrows_cost_model::PassTimesMin;
 use narrows_plan::PipelineSchedule;
 
 use super::assignment::StageAssignment;
+use super::joint_bound::{JointBounds, JointFirstStage};
 use super::overhead::StageOverhead;
 use super::partition::{FIRST_STAGE_WEIGHTS, PruningCutoff};
 use super::prefix_sums::{prefix_sums, sum_of_run};
@@ -69,18 +70,23 @@ pub(super) struct FirstStageCost {
     step_phase: f64,
     /// Terms of the means with bounds of the stage alone, for each of [`PruningCutoff::first_stage_weights`].
     means: [f64; FIRST_STAGE_WEIGHTS],
+    /// The terms of joint bounds.
+    joint: JointFirstStage,
 }
 
 impl FirstStageCost {
     /// The cost of a stage of which only a bound on the step phase is known.
     pub(super) fn of_step_phase(step_phase: f64) -> FirstStageCost {
-        FirstStageCost { step_phase, means: [f64::NEG_INFINITY; FIRST_STAGE_WEIGHTS] }
+        let means = [f64::NEG_INFINITY; FIRST_STAGE_WEIGHTS];
+        FirstStageCost { step_phase, means, joint: JointFirstStage::UNKNOWN }
     }
 
     /// Whether no bound of a later stage is larger than with the other cost.
     pub(super) fn is_no_more_than(&self, other: &FirstStageCost) -> bool {
         let mut means = self.means.iter().zip(&other.means);
-        self.step_phase <= other.step_phase && means.all(|(own, other)| own <= other)
+        self.step_phase <= other.step_phase
+            && self.joint.is_no_more_than(&other.joint)
+            && means.all(|(own, other)| own <= other)
     }
 }
 
@@ -110,6 +116,8 @@ pub(super) struct PrefixBounds {
     has_empty_first_stage: bool,
     /// Least time that gathers during a first forward pass add to a step, over their time alone.
     gather_hidden_cost: f64,
+    /// Bounds from passes, reductions and updates together.
+    joint: Option<JointBounds>,
     step: StepSchedule,
 }
 
@@ -150,6 +158,7 @@ impl PrefixBounds {
             first_passes: [overheads[0].forward.0, overheads[0].backward.0],
             has_empty_first_stage: overheads[0].is_empty,
             gather_hidden_cost: overheads[0].gather_hidden_cost,
+            joint: cutoff.joint.as_ref().map(|minima| JointBounds::new(minima, overheads)),
             step,
         }
     }
@@ -173,6 +182,10 @@ impl PrefixBounds {
             (0, _) => FirstStageCost {
                 step_phase: self.first_stage_bound(overhead, run, assignment),
                 means: std::array::from_fn(|at| self.first_stage_mean(overhead, run, at)),
+                joint: self
+                    .joint
+                    .as_ref()
+                    .map_or(JointFirstStage::UNKNOWN, |joint| joint.first_stage(run)),
             },
             (_, PipelineSchedule::ZeroBubble) => before,
             (1, _) if self.has_empty_first_stage => {
@@ -261,6 +274,20 @@ impl PrefixBounds {
 
     /// Lower bound on a step because stage `stage` has the blocks of `run`; `first` is the cost of the first stage.
     pub(super) fn of_stage(
+        &self,
+        stage: usize,
+        run: Range<usize>,
+        assignment: &StageAssignment,
+        overhead: &StageOverhead,
+        first: &FirstStageCost,
+    ) -> f64 {
+        let joint = self.joint.as_ref();
+        let joint = joint.map_or(0.0, |joint| joint.of_stage(stage, &run, first.joint, self.step));
+        self.of_assignment(stage, run, assignment, overhead, first).max(joint)
+    }
+
+    /// The same from the assignment of the stage, and the least times of the others.
+    fn of_assignment(
         &self,
         stage: usize,
         run: Range<usize>,

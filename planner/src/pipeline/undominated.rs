@@ -136,6 +136,7 @@ impl DivisionSearch<'_> {
             single_microbatch_steps_min: vec![],
             first_stage_weights: [0; FIRST_STAGE_WEIGHTS],
             weighted_steps_min: vec![],
+            joint: None,
             step_time: cutoff.step_time,
         };
         let mut later_max = vec![0; stages + 1];

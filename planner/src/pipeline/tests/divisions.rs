@@ -93,6 +93,7 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             single_microbatch_steps_min: steps_min,
             first_stage_weights: weights,
             weighted_steps_min: weighted.collect(),
+            joint: None,
             step_time: f64::INFINITY,
         };
         let search = DivisionSearch {
@@ -232,6 +233,7 @@ fn no_choice_of_solutions_is_faster_than_the_bound_of_its_division() {
             single_microbatch_steps_min: of_blocks(&|block| block.step(1)),
             first_stage_weights,
             weighted_steps_min: blocks.iter().map(weighted).collect(),
+            joint: None,
             step_time: f64::INFINITY,
         };
         let bound = division_bound(&counts, &overheads, step, &cutoff, &choice).unwrap_or(0.0);

@@ -1,6 +1,7 @@
-//! Pipelines of stages with given times, against simulations.
+//! Lower bounds on pipelines, against simulations.
 
 mod divisions;
+mod joint_bound;
 mod schedules;
 
 use std::sync::Arc;
