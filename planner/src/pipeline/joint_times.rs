@@ -24,7 +24,7 @@ pub(super) const CASES: [Longer; 4] = [
     Longer { gathers: true, reductions: true },
 ];
 
-/// What a path counts of a stage.
+/// Part of a path that a stage contributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// First forward pass, less the gathers of a later stage that it hides, perhaps with gathers that take longer.
@@ -87,7 +87,7 @@ pub(super) fn plus(a: JointTimes, b: JointTimes) -> JointTimes {
     std::array::from_fn(|role| a[role] + b[role])
 }
 
-/// What a role counts of a segment, and of a stage besides its segments.
+/// Weights of the times of a segment in a role, and of those of a stage besides its segments.
 struct RoleWeights {
     of_segment: StepWeights,
     /// Forward pass, backward pass, step phase, and of the latter what only the first gather and the first block add.
@@ -179,7 +179,7 @@ impl<'a> JointPricing<'a> {
         }
     }
 
-    /// What a role counts of a segment of this kind.
+    /// Weights of a role for a segment of this kind.
     fn weights(&self, role: Role, kind: SegmentKind) -> RoleWeights {
         let of_case = |case: usize| {
             let Longer { gathers, reductions } = CASES[case];

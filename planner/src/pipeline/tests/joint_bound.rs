@@ -1,4 +1,4 @@
-//! Joint bounds, against simulations of partitions.
+//! Joint bounds of divisions, against simulations of partitions.
 
 use narrows_cost_model::profile;
 use narrows_plan::model::presets;
