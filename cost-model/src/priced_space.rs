@@ -277,38 +277,9 @@ impl PricedSpace {
         costs
     }
 
-    /// The times of the [`table`](PricedSpace::table)'s choices for the forward pass of one microbatch without what ZeRO adds,
-    /// in seconds, by node.
-    pub fn forward_times(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(|time| time.forward, |[both, backward, _]| both - backward)
-    }
-
-    /// As [`forward_times`](PricedSpace::forward_times), of the backward pass.
-    pub fn backward_times(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(|time| time.backward, |[_, backward, _]| backward)
-    }
-
-    /// As [`forward_times`](PricedSpace::forward_times), of both passes without the weight gradients of linears.
-    pub fn times_without_weight_gradients(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(SegmentTime::without_weight_gradients, |[both, _, overlapped_gemm]| {
-            both + overlapped_gemm
-        })
-    }
-
     /// The weighted times of the [`table`](PricedSpace::table)'s choices in a step, in seconds, by node.
     pub fn weighted_times(&self, step_phases: &StepPhases, weights: &StepWeights) -> Vec<Vec<f64>> {
-        let StepWeights { forward, backward, weight_gradient, .. } = *weights;
-        let mut times = self.times_of_passes(
-            |time| {
-                time.forward * forward
-                    + time.backward * backward
-                    + time.weight_gradient * weight_gradient
-            },
-            |[both, of_backward, overlapped_gemm]| {
-                (both - of_backward) * forward + of_backward * backward
-                    - overlapped_gemm * weight_gradient
-            },
-        );
+        let mut times = self.weighted_pass_times(weights);
         for (id, times) in self.space.segment.op_ids().zip(&mut times) {
             for (time, option) in times.iter_mut().zip(&self.space.ops[id.0 as usize]) {
                 *time += step_phases.of(id, option.choice.strategy).weighted(weights).0;
@@ -317,18 +288,24 @@ impl PricedSpace {
         times
     }
 
-    /// `of_flow` gets the time of both passes, that of the backward pass, and the weight gradients that no pass of their own runs
-    /// because they overlap with a collective.
-    fn times_of_passes(
-        &self,
-        of_option: impl Fn(&SegmentTime) -> Seconds,
-        of_flow: impl Fn([Seconds; 3]) -> Seconds,
-    ) -> Vec<Vec<f64>> {
-        let of_op = |times: &Vec<SegmentTime>| times.iter().map(|time| of_option(time).0).collect();
+    /// As [`weighted_times`](PricedSpace::weighted_times), of the passes of one microbatch without the step phase and what ZeRO
+    /// adds.
+    pub fn weighted_pass_times(&self, weights: &StepWeights) -> Vec<Vec<f64>> {
+        let StepWeights { forward, backward, weight_gradient, .. } = *weights;
+        let of_option = |time: &SegmentTime| {
+            let passes = time.forward * forward + time.backward * backward;
+            (passes + time.weight_gradient * weight_gradient).0
+        };
+        let of_op = |times: &Vec<SegmentTime>| times.iter().map(of_option).collect();
         let of_value = |times: &FlowTimes| {
-            let FlowTimes { both, backward, overlapped_gemms } = times;
-            let times = both.iter().zip(backward.iter()).zip(overlapped_gemms.iter());
-            times.map(|((both, backward), gemm)| of_flow([*both, *backward, *gemm]).0).collect()
+            let FlowTimes { both, backward: of_backward, overlapped_gemms } = times;
+            let times = both.iter().zip(of_backward.iter()).zip(overlapped_gemms.iter());
+            let of_flow = |((both, of_backward), overlapped): ((&Seconds, &Seconds), &Seconds)| {
+                // No pass of its own runs a weight gradient that overlaps with the collective of the flow.
+                let passes = *both * forward + *of_backward * (backward - forward);
+                (passes - *overlapped * weight_gradient).0
+            };
+            times.map(of_flow).collect()
         };
         let flows = self.flows.iter().map(of_value);
         self.ops.of_options.iter().map(of_op).chain(flows).collect()

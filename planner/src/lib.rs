@@ -53,6 +53,8 @@ mod search_cache;
 mod search_key;
 mod search_result;
 mod segment;
+#[cfg(test)]
+mod slower_links;
 mod solve;
 
 pub use alternatives::baseline_requests;

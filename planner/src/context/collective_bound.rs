@@ -259,14 +259,10 @@ pub(super) fn collective_bound(
 
 #[cfg(test)]
 mod tests {
-    use narrows_cost_model::profile;
-    use narrows_plan::model::presets;
-    use narrows_plan::strategy::{Rules, WeightRule};
-
     use crate::context::ContextSolver;
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
-    use crate::request::{MemoryLimit, Request};
+    use crate::slower_links;
 
     use super::*;
 
@@ -276,21 +272,13 @@ mod tests {
     fn no_plan_is_faster_than_its_collectives() {
         let (mut checked, mut waiting, mut tightest) = (0, [0; 2], [f64::INFINITY; 2]);
         for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0)] {
-            let model = presets::find(name).expect("a preset");
-            let mut file = profile::preset("a100-80gb").expect("a preset").file().clone();
-            file.links.inter_node.bandwidth_bytes_per_s /= slower;
-            let hardware = file.resolve().expect("a positive bandwidth");
-            let request = Request {
-                memory_limit: MemoryLimit::None,
-                ..Request::new(model, hardware, 16, 32, 512)
-            };
-            let sharded = Rules { weights: WeightRule::Sharded, ..Rules::ALL };
-            let restricted = Request { rules: sharded, ..request.clone() };
-            let requests = [&request, &restricted];
-            let all = requests.map(|request| SegmentSolver::new(request, Deadline::none()));
+            let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
+            let requests = slower_links::with_sharded_weights(request);
+            let solver = |request| SegmentSolver::new(request, Deadline::none());
+            let all = requests.each_ref().map(solver);
             let in_one_stage = |context: &Context| context.mesh.pipeline == 1;
-            for context in contexts(&request).into_iter().filter(in_one_stage).step_by(2) {
-                for (request, segments) in requests.into_iter().zip(&all) {
+            for context in contexts(&requests[0]).into_iter().filter(in_one_stage).step_by(2) {
+                for (request, segments) in requests.iter().zip(&all) {
                     let solver = ContextSolver::new(request, segments);
                     let Some((_, _, ends, partition)) =
                         solver.even_partition(context, f64::INFINITY)

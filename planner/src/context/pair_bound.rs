@@ -82,15 +82,15 @@ fn moved(mut weights: [usize; 2], axis: usize, is_up: bool) -> Option<[usize; 2]
 
 #[cfg(test)]
 mod tests {
-    use narrows_cost_model::{Prices, instruction_spans, profile};
-    use narrows_plan::model::presets;
+    use narrows_cost_model::{Prices, instruction_spans};
     use narrows_plan::program::{Instr, Phase};
 
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::feasible_plan::FeasiblePlan;
-    use crate::request::{MemoryLimit, Request};
+    use crate::request::Request;
     use crate::segment::{PairPrices, PairWeights, SegmentSolver};
+    use crate::slower_links;
 
     use super::*;
 
@@ -127,15 +127,8 @@ mod tests {
     fn no_plan_in_pairs_is_faster_than_the_raised_bound() {
         let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
         for (name, slower) in [("llama-350m", 4.0), ("cola-350m", 4.0), ("llama-350m", 1.0)] {
-            let model = presets::find(name).expect("a preset");
-            let mut file = profile::preset("a100-80gb").expect("a preset").file().clone();
-            file.links.intra_node.bandwidth_bytes_per_s /= slower;
-            let hardware = file.resolve().expect("a positive bandwidth");
-            let request = Request {
-                tensor: Some(4),
-                memory_limit: MemoryLimit::None,
-                ..Request::new(model, hardware, 4, 32, 2048)
-            };
+            let request = slower_links::request(name, [slower, 1.0], [4, 32, 2048]);
+            let request = Request { tensor: Some(4), ..request };
             let segments = SegmentSolver::new(&request, Deadline::none());
             let solver = ContextSolver::new(&request, &segments);
             let in_pairs = |context: &Context| context.overlap_microbatch_pairs;

@@ -52,6 +52,7 @@ impl EmptyStages {
 
 /// The overheads of all stages, for all choices of stages without blocks.
 pub(crate) struct PipelineOverheads {
+    /// Layouts of embedding and head.
     layouts: (BoundaryLayout, Option<TiedWeightLayout>),
     of_choices: Vec<(EmptyStages, Vec<StageOverhead>)>,
 }
@@ -220,21 +221,16 @@ impl StageOverhead {
         let times =
             |(forward, backward): &(Vec<_>, Vec<_>)| [forward, backward].map(|pass| total(pass));
         let chunks: Vec<[Seconds; 2]> = transfers.iter().map(times).collect();
-        let [forward, backward] = [0, 1].map(|at| chunks.iter().map(|passes| passes[at]).sum());
         let mut overhead = StageOverhead {
             is_empty: empty.contains(stage, stages),
-            forward,
-            backward,
+            forward: chunks.iter().map(|[forward, _]| *forward).sum(),
+            backward: chunks.iter().map(|[_, backward]| *backward).sum(),
             chunks,
             step_phase: once,
-            besides_ends: [forward, backward, once],
             syncs,
             slowdown: prices.overlap_slowdown(),
             ..StageOverhead::default()
         };
-        if stage == 0 {
-            overhead.add(0, &embedding_and_head.embedding);
-        }
         // Before the blocks of the first chunk, the last to run backward: the head, or the gradient from the next
         // virtual stage.
         let head = &embedding_and_head.head;
@@ -242,7 +238,6 @@ impl StageOverhead {
         if is_last {
             overhead.before_blocks.overlapped = head.time.overlapped;
             overhead.head_gathered = head.time.gathered;
-            overhead.add(context.chunks as usize - 1, head);
         }
         overhead.before_blocks.backward = match transfers[0].1.first() {
             _ if is_last && context.chunks == 1 => head.time.backward,
@@ -259,11 +254,7 @@ impl StageOverhead {
         if request.model.tied && stages > 1 && (stage == 0 || is_last) {
             let tied = tied_gradient(&embedding_and_head.head, context);
             overhead.syncs.tied = tied.map(|extent| price(&reduce_tied_gradient(extent, context)));
-            overhead.add_besides_ends([
-                Seconds(0.0),
-                Seconds(0.0),
-                overhead.syncs.tied.unwrap_or_default(),
-            ]);
+            overhead.step_phase += overhead.syncs.tied.unwrap_or_default();
         }
         if !overhead.is_empty {
             overhead.first_block_min =
@@ -272,19 +263,19 @@ impl StageOverhead {
                 first_gather_min(segments, context, stage, embedding_and_head);
             let [forward, backward] =
                 uncounted_sharding(segments, context, stage, embedding_and_head);
-            let step_phase = overhead.first_block_min + overhead.first_gather_min;
-            overhead.add_besides_ends([forward, backward, step_phase]);
+            overhead.step_phase += overhead.first_block_min + overhead.first_gather_min;
+            overhead.forward += forward;
+            overhead.backward += backward;
+        }
+        overhead.besides_ends = [overhead.forward, overhead.backward, overhead.step_phase];
+        if stage == 0 {
+            overhead.add(0, &embedding_and_head.embedding);
+        }
+        if is_last {
+            overhead.add(context.chunks as usize - 1, head);
         }
         overhead.step_phase_min = overhead.step_phase;
         overhead
-    }
-
-    fn add_besides_ends(&mut self, times: [Seconds; 3]) {
-        let own = [&mut self.forward, &mut self.backward, &mut self.step_phase];
-        for ((own, besides_ends), time) in own.into_iter().zip(&mut self.besides_ends).zip(times) {
-            *own += time;
-            *besides_ends += time;
-        }
     }
 
     fn add(&mut self, chunk: usize, solved: &SolvedSegment) {

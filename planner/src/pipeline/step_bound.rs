@@ -283,18 +283,6 @@ impl PrefixBounds {
     ) -> f64 {
         let joint = self.joint.as_ref();
         let joint = joint.map_or(0.0, |joint| joint.of_stage(stage, &run, first.joint, self.step));
-        self.of_assignment(stage, run, assignment, overhead, first).max(joint)
-    }
-
-    /// The same from the assignment of the stage, and the least times of the others.
-    fn of_assignment(
-        &self,
-        stage: usize,
-        run: Range<usize>,
-        assignment: &StageAssignment,
-        overhead: &StageOverhead,
-        first: &FirstStageCost,
-    ) -> f64 {
         let stages = self.overheads.len() - 1;
         let microbatches = self.step.microbatches as f64;
         let position = StagePosition { stage, stages, step: self.step };
@@ -338,7 +326,7 @@ impl PrefixBounds {
                 let after = around.round_trip_after;
                 bound = bound.max(self.first_stage_waiting(passes, after, all, first.step_phase));
             }
-            return bound;
+            return bound.max(joint);
         }
         let after =
             self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
@@ -347,7 +335,7 @@ impl PrefixBounds {
         if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
             bound = bound.max(self.first_stage_waiting(passes, after, all, first.step_phase));
         }
-        bound
+        bound.max(joint)
     }
 
     /// Lower bound on a step whose first stage waits twice for the later ones, which take `after`, and runs some passes besides.

@@ -170,17 +170,17 @@ impl SegmentSolver<'_> {
     ) -> PassTimesMin {
         self.least_pass_times(&self.priced.pass_times_with_flows, spec, context, |prepared| {
             let of_ops = prepared.priced.min_pass_times();
-            let least = |times: Vec<Vec<f64>>, of_ops: f64| {
+            let least = |[forward, backward, weight_gradient]: [f64; 3], of_ops: f64| {
+                let weights =
+                    StepWeights { forward, backward, weight_gradient, ..StepWeights::default() };
+                let times = prepared.priced.weighted_pass_times(&weights);
                 let cheapest = prepared.order.as_ref().and_then(|order| order.cheapest(&times));
                 cheapest.map_or(of_ops, |cheapest| cheapest.cost)
             };
             PassTimesMin {
-                forward: least(prepared.priced.forward_times(), of_ops.forward),
-                backward: least(prepared.priced.backward_times(), of_ops.backward),
-                without_weight_gradients: least(
-                    prepared.priced.times_without_weight_gradients(),
-                    of_ops.without_weight_gradients,
-                ),
+                forward: least([1.0, 0.0, 0.0], of_ops.forward),
+                backward: least([0.0, 1.0, 0.0], of_ops.backward),
+                without_weight_gradients: least([1.0, 1.0, -1.0], of_ops.without_weight_gradients),
             }
         })
     }

@@ -1,8 +1,5 @@
 //! Joint bounds of divisions, against simulations of partitions.
 
-use narrows_cost_model::profile;
-use narrows_plan::model::presets;
-use narrows_plan::strategy::{Rules, WeightRule};
 use narrows_plan::{Bytes, Context};
 
 use crate::context_space::contexts;
@@ -13,8 +10,8 @@ use crate::pipeline::{
     EmbeddingAndHead, Partition, PipelineOverheads, StageBlocks, StagePartitioner, StepSchedule,
     simulate_partition,
 };
-use crate::request::{MemoryLimit, Request};
 use crate::segment::SegmentSolver;
+use crate::slower_links;
 
 #[test]
 fn every_role_has_its_index() {
@@ -41,22 +38,13 @@ fn bound(bounds: &JointBounds, counts: &[usize], step: StepSchedule) -> f64 {
 fn no_step_is_faster_than_its_joint_bound() {
     let (mut checked, mut tightest) = (0, [f64::INFINITY; 2]);
     for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0), ("lax-130m", 2.0)] {
-        let model = presets::find(name).expect("a preset");
-        let mut file = profile::preset("a100-80gb").expect("a preset").file().clone();
-        file.links.inter_node.bandwidth_bytes_per_s /= slower;
-        let hardware = file.resolve().expect("a positive bandwidth");
-        let request = Request {
-            memory_limit: MemoryLimit::None,
-            ..Request::new(model, hardware, 16, 32, 512)
-        };
-        let sharded = Rules { weights: WeightRule::Sharded, ..Rules::ALL };
-        let restricted = Request { rules: sharded, ..request.clone() };
-        let requests = [&request, &restricted];
-        let all = requests.map(|request| SegmentSolver::new(request, Deadline::none()));
+        let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
+        let requests = slower_links::with_sharded_weights(request);
+        let all = requests.each_ref().map(|request| SegmentSolver::new(request, Deadline::none()));
         let has_bound = |context: &Context| context.mesh.pipeline > 1 && context.chunks == 1;
-        for context in contexts(&request).into_iter().filter(has_bound).step_by(7) {
+        for context in contexts(&requests[0]).into_iter().filter(has_bound).step_by(7) {
             let stages = context.mesh.pipeline as usize;
-            for (request, segments) in requests.into_iter().zip(&all) {
+            for (request, segments) in requests.iter().zip(&all) {
                 for ends in EmbeddingAndHead::fastest_per_layout(request, segments, &context) {
                     let overheads = PipelineOverheads::new(request, segments, &context, &ends);
                     let minima = JointMinima::new(&all[0], &context, overheads.layouts())
