@@ -20,6 +20,7 @@ use narrows_plan::{Bytes, Context, Layout, Seconds};
 
 use crate::flow_time::{FlowPrices, FlowTimes, residual_sum_time};
 use crate::memory::{DeferredBytes, flow_deferred_bytes, flow_kept_bytes, op_kept_bytes};
+use crate::op_order::time_before_weight;
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{PassTimesMin, SegmentTime, StepWeights, sum};
 use crate::step_phases::StepPhases;
@@ -258,6 +259,35 @@ impl PricedSpace {
             backward: least(|time| time.backward.0),
             without_weight_gradients: least(|time| time.without_weight_gradients().0) + saved,
         }
+    }
+
+    /// Upper bound over all choices on the forward pass of one microbatch before an op reads a weight that is gathered during it.
+    pub fn forward_before_gathers_max(
+        &self,
+        step_phases: &StepPhases,
+        prices: StreamPrices,
+    ) -> Seconds {
+        let reader = step_phases.first_gathered();
+        let space = &self.space;
+        let most = |times: &mut dyn Iterator<Item = f64>| Seconds(times.fold(0.0, f64::max));
+        let of_flows = |value: &ValueId| {
+            let FlowTimes { both, backward, .. } = &self.flows[value.0 as usize];
+            most(&mut both.iter().zip(backward.iter()).map(|(both, back)| (*both - *back).0))
+        };
+        let of_op = |op: OpId| {
+            most(&mut self.ops.of_options[op.0 as usize].iter().map(|time| time.forward.0))
+                + space.segment.op(op).outputs.iter().map(of_flows).sum()
+        };
+        let of_reader = |op: OpId| {
+            let before = |option: &OpOption| {
+                let instructions = op_forward(&space.segment, op, &option.choice, &space.context);
+                time_before_weight(&instructions, prices.kernel).0
+            };
+            most(&mut space.ops[op.0 as usize].iter().map(before))
+        };
+        let earlier = space.segment.op_ids().take_while(|op| Some(*op) != reader);
+        let inputs: Seconds = space.segment.inputs.iter().map(of_flows).sum();
+        inputs + earlier.map(of_op).sum() + reader.map_or(Seconds(0.0), of_reader)
     }
 
     /// The times of the [`table`](PricedSpace::table)'s choices for the passes of one microbatch without what ZeRO adds, in

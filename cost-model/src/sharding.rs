@@ -177,10 +177,11 @@ impl CollectiveRange {
     }
 }
 
-/// Lower bound on the addition of an op's reduced parts, over its strategies.
+/// Lower bound on the addition of an op's reduced parts, over its strategies; zero where replicas do not shard its gradient.
 fn additions_min(strategies: &[OpParameters], context: &Context, prices: StreamPrices) -> Seconds {
-    let time = |parameters: &OpParameters| {
-        (prices.kernel)(&accumulate_gradient_part(parameters, context).kernel()).0
+    let time = |parameters: &OpParameters| match parameters.has_sharded_gradient(context) {
+        true => (prices.kernel)(&accumulate_gradient_part(parameters, context).kernel()).0,
+        false => 0.0,
     };
     Seconds(strategies.iter().map(time).reduce(f64::min).unwrap_or(0.0))
 }

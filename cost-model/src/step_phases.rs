@@ -171,15 +171,13 @@ impl StepPhases {
         let early = gradients.rest.iter().map(early).collect();
         let gathered = ops().filter(|(_, step)| step.coalesced.is_gathered_in_forward());
         let weights = split_bucket(split, segment, gathered);
-        let first = GatherTime {
-            needed: Seconds(0.0),
-            gather: coalesced(&weights.first).gather_in_forward,
+        let gather = |ops: &Vec<(OpId, OpStep)>| {
+            let reader = ops.iter().map(|(op, _)| *op).min()?;
+            let needed = order.before_weight(reader);
+            Some(GatherTime { needed, gather: coalesced(ops).gather_in_forward })
         };
-        let rest = weights.rest.iter().rev().map(|ops| GatherTime {
-            needed: ops.last().map_or(Seconds(0.0), |(op, _)| order.forward_before(*op)),
-            gather: coalesced(ops).gather_in_forward,
-        });
-        let gathers = [first].into_iter().chain(rest).collect();
+        let in_order = [&weights.first].into_iter().chain(weights.rest.iter().rev());
+        let gathers = in_order.filter_map(gather).collect();
         SplitBucketTime { early, late: reduction(&gradients.first), gathers }
     }
 
@@ -220,6 +218,15 @@ impl StepPhases {
                 self.split_min(split, segment, &|ops| gather_min(ops, context, prices));
             [first, Seconds((first + rest - most).0.max(0.0))]
         })
+    }
+
+    /// The first op whose updated weight is gathered during the next forward pass under every strategy.
+    pub(crate) fn first_gathered(&self) -> Option<OpId> {
+        let is_gathered = |steps: &Vec<(Strategy, OpStep)>| {
+            let mut steps = steps.iter().map(|(_, step)| step.coalesced.is_gathered_in_forward());
+            steps.next() == Some(true) && steps.all(|is_gathered| is_gathered)
+        };
+        self.ops.iter().position(is_gathered).map(|op| OpId(op as u32))
     }
 
     /// Lower bounds on the first and on the other parts of a bucket.

@@ -1,5 +1,6 @@
 //! Tests of searches, one file for each property. One program, which is linked once and runs its tests on all cores.
 
+mod bounds;
 mod context_axis;
 mod enumeration;
 mod exact_steps;

@@ -14,7 +14,8 @@
 //!
 //! The reductions of blocks begin when the backward pass of the last block has ended too, and the forward pass of the last block
 //! follows all gathers but those of the head. Where passes run one microbatch, that block may therefore count with H, and the
-//! collectives of the head with the k·(1 − 1/c) of their time that they add at least.
+//! collectives of the head with the k·(1 − 1/c) of their time that they add at least. A model of one block is excepted: parts of
+//! its bucket overlap with its own passes.
 //!
 //! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the segment before
 //! it. During the backward pass of a segment, the weights of the block before it are gathered and the gradients of the block
@@ -113,7 +114,7 @@ impl<'a> CollectiveStep<'a> {
             parts,
             last_block_counts: [false; 2],
         };
-        if context.pass_microbatches() == 1 {
+        if context.pass_microbatches() == 1 && !before.is_empty() {
             step.last_block_counts = [0, 1].map(|at| {
                 step.least_pass(last, at) * (1.0 - step.overlapped)
                     > step.most_in_one_pass(head, at) * (1.0 - step.hidden_cost)

@@ -8,7 +8,7 @@ use narrows_plan::emit::{
 use narrows_plan::graph::{BoundaryTensor, SegmentKind};
 use narrows_plan::program::Extent;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout, op_parameters};
-use narrows_plan::{Context, Seconds};
+use narrows_plan::{BucketSplit, Context, Seconds};
 
 use super::embedding_and_head::EmbeddingAndHead;
 use super::sharding::uncounted_sharding;
@@ -307,8 +307,9 @@ fn first_block_min(
     Seconds(shapes.map(of_shape).reduce(f64::min).unwrap_or(0.0))
 }
 
-/// Lower bound on the time that the first block of a stage adds because the first gather of its weights overlaps with the
-/// embedding alone. On later stages the gather also overlaps with the wait for the first microbatch.
+/// Lower bound on the time that the first block of a stage adds because the first gather of its weights overlaps with what
+/// precedes their first reader alone: the embedding, and perhaps collectives and kernels of the block. On later stages the gather
+/// also overlaps with the wait for the first microbatch.
 fn first_gather_min(
     segments: &SegmentSolver,
     context: &Context,
@@ -320,12 +321,17 @@ fn first_gather_min(
     else {
         return Seconds(0.0);
     };
+    let is_sharded = context.tensor_size() > 1;
+    // The bounds of a pipeline weigh the embedding in several ways, each with a least solution of its own.
+    if is_sharded && context.mesh.pipeline > 1 {
+        return Seconds(0.0);
+    }
     let EmbeddingAndHead { embedding, boundary, tied_weight, .. } = embedding_and_head;
     let block = SegmentSpec::block(*first, *boundary);
     let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, *boundary, *tied_weight);
     // The embedding has one solution on one device of the tensor axis. Of several, some have longer forward passes. A second
     // more of these hides less than a second of the gather, so the bound is least where they take all of the least total.
-    let only = segments.fastest(spec, context).filter(|_| context.tensor_size() == 1);
+    let only = segments.fastest(spec, context).filter(|_| !is_sharded);
     let forward_max = || {
         let microbatches = context.workload.microbatches(&context.mesh);
         let [step_phase_min, _] = segments.step_phase_range(spec, context);
@@ -333,15 +339,19 @@ fn first_gather_min(
         let backward_min = segments.min_pass_times_with_flows(spec, context).backward;
         Seconds((passes - backward_min).max(0.0))
     };
-    let of_microbatch = only.map_or_else(forward_max, |only| only.time.forward);
-    let during_gather = of_microbatch * context.pass_microbatches() as f64;
+    let of_embedding = only.map_or_else(forward_max, |only| only.time.forward);
+    let before_reader = of_embedding + Seconds(segments.forward_before_gathers_max(block, context));
     let hidden = slowdown.hidden_cost();
-    // The step phase of the block counts the hidden time of a whole bucket.
-    let added = |[first, beyond_whole]: [f64; 2]| {
+    let of_splits = BucketSplit::ALL.into_iter().zip(segments.first_gathers_min(block, context));
+    let added = of_splits.map(|(split, [first, beyond_whole])| {
+        // The begin of a block waits for a whole bucket, unless passes run two microbatches.
+        let waits_for_reader = split != BucketSplit::Whole || context.overlap_microbatch_pairs;
+        let of_microbatch = if waits_for_reader { before_reader } else { of_embedding };
+        let during_gather = of_microbatch * context.pass_microbatches() as f64;
+        // The step phase of the block counts the hidden time of a whole bucket.
         slowdown.exposed(Seconds(first), during_gather).0 - (first - beyond_whole) * hidden
-    };
-    let of_splits = segments.first_gathers_min(block, context).map(added);
-    Seconds(of_splits.into_iter().reduce(f64::min).unwrap_or(0.0))
+    });
+    Seconds(added.reduce(f64::min).unwrap_or(0.0))
 }
 
 /// The gradient of the weight that the first and the last stage share.

@@ -73,6 +73,19 @@ impl SegmentSolver<'_> {
         }
     }
 
+    /// Upper bound on the forward pass of one microbatch through a block before it reads the first weight that is gathered during
+    /// it, in seconds.
+    pub(crate) fn forward_before_gathers_max(&self, spec: SegmentSpec, context: &Context) -> f64 {
+        let kernel_price = self.price(context);
+        let prices = self.prices(context).streams(&kernel_price);
+        let of_grouping = |grouping: &Grouping| {
+            let prepared = self.prepare(spec, *grouping, context);
+            let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
+            prepared.priced.forward_before_gathers_max(&step_phases, prices).0
+        };
+        self.groupings(spec).iter().map(of_grouping).fold(0.0, f64::max)
+    }
+
     /// Upper bounds on the collectives of sharded parameters beside a forward and a backward pass of one microbatch, in seconds.
     pub(crate) fn sharded_max(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
         match context.shards_gradients() {

@@ -1,0 +1,94 @@
+//! No plan is faster than the bound of a request that allows it. In debug builds, a search also compares its plan with the bound of
+//! the plan's own context.
+
+use narrows_cost_model::profile;
+use narrows_plan::Zero;
+use narrows_plan::model::{self, Model, presets};
+use narrows_plan::strategy::{NormRule, Rules, WeightRule};
+use narrows_planner::{Request, search};
+
+fn request(model: Model, hardware: &str, [devices, batch, length]: [u64; 3]) -> Request {
+    Request::new(model, profile::preset(hardware).unwrap(), devices, batch, length)
+}
+
+fn preset(name: &str) -> Model {
+    presets::find(name).expect("a preset")
+}
+
+/// The one bound of the request, and the plans of all narrower ones.
+fn assert_bounded(request: &Request, narrower: impl IntoIterator<Item = Request>) {
+    let bound = search(request).report.bound.0;
+    for other in narrower {
+        let Some(best) = search(&other).best else { continue };
+        let step = best.time.0;
+        assert!(bound <= step * (1.0 + 1e-9), "{bound} above {step} of {:?}", best.plan.context());
+    }
+}
+
+/// Replicas reduce gradients of embedding and head once a step, and add up nothing of theirs in passes.
+#[test]
+fn additions_of_sharded_gradients_are_those_of_blocks() {
+    for (model, hardware, sizes, micro_batch) in [
+        ("llama-130m", "h100-sxm", [16, 64, 256], 1),
+        ("llama-60m", "a100-40gb", [16, 128, 256], 2),
+        ("cola-1b", "h200-sxm", [32, 128, 256], 2),
+    ] {
+        let any = Request {
+            tensor: Some(1),
+            pipeline: Some(1),
+            zero: Some(Zero::Two),
+            micro_batch: Some(micro_batch),
+            ..request(preset(model), hardware, sizes)
+        };
+        let shard_sizes = [4, 8, 16].map(Some);
+        assert_bounded(&any, shard_sizes.map(|shard_size| Request { shard_size, ..any.clone() }));
+    }
+}
+
+/// The only block of a model is the first of its stage, so that parts of its buckets overlap with its own passes.
+#[test]
+fn a_single_block_hides_its_own_collectives() {
+    for (hidden, linears) in [
+        (1024, r#""dense""#),
+        (4096, r#""dense""#),
+        (2048, r#"{"rank": 256, "activation": "silu"}"#),
+    ] {
+        let (heads, d_ff) = (hidden / 128, 4 * hidden);
+        let text = format!(
+            r#"{{"format": "narrows-model/1", "hidden": {hidden}, "vocab": 1024, "heads": {heads},
+                "d_ff": {d_ff}, "max_sequence_length": 32768,
+                "blocks": {{"count": 1, "default": {{"product": "plain", "all": {linears}}}}}}}"#
+        );
+        let any = Request {
+            tensor: Some(1),
+            pipeline: Some(1),
+            context: Some(4),
+            micro_batch: Some(1),
+            ..request(model::read("one-block.json", &text).unwrap(), "a100-80gb", [16, 4, 32768])
+        };
+        let stages = [Zero::Off, Zero::One, Zero::Two, Zero::Three].map(Some);
+        assert_bounded(&any, stages.map(|zero| Request { zero, ..any.clone() }));
+    }
+}
+
+/// A gather of several buckets waits at the first reader of its weights, behind the collective of a norm.
+#[test]
+fn collectives_before_the_first_reader_hide_gathers() {
+    for (model, hardware, sizes, [tensor, pipeline]) in [
+        ("svd-60m", "h100-sxm", [16, 16, 2048], [4, 1]),
+        ("cola-60m", "a100-80gb-8", [32, 8, 128], [4, 2]),
+    ] {
+        let any = Request {
+            tensor: Some(tensor),
+            pipeline: Some(pipeline),
+            zero: Some(Zero::One),
+            rules: Rules { weights: WeightRule::Sharded, norm: NormRule::Sync, ..Rules::ALL },
+            ..request(preset(model), hardware, sizes)
+        };
+        let micro_batches = [1, 2, 4].map(Some);
+        assert_bounded(
+            &any,
+            micro_batches.map(|micro_batch| Request { micro_batch, ..any.clone() }),
+        );
+    }
+}
