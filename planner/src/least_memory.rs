@@ -68,7 +68,7 @@ pub(crate) fn search_least_memory(
     let solvers = ContextSolvers::new(&requests, &segments);
     let small = small_contexts(&requests[0], &solvers, deadline);
     let is_interrupted = deadline.is_half_over();
-    let smallest = smallest_plan(&requests[0], &segments[0], &small, deadline);
+    let smallest = smallest_plan(&requests[0], &segments[0], &small, (deadline, Bytes(0)));
     let bound = small.iter().map(|small| small.bound.as_f64()).fold(f64::INFINITY, f64::min);
     let arena_limit = request.arena_limit();
     let known = smallest.filter(|plan| plan.peak_arena() <= arena_limit);
@@ -89,6 +89,22 @@ pub(crate) fn search_least_memory(
     solvers.add_effort(&mut report);
     report.wall_time = begin.elapsed();
     SearchResult { best, report }
+}
+
+/// A plan within the memory limit of a request, from the smallest plans that are found; `None` where they are larger.
+pub(crate) fn small_plan(
+    request: &Request,
+    deadline: &Deadline,
+    cache: &SearchCache,
+) -> Option<FeasiblePlan> {
+    let requests = [request.on_devices(request.devices)];
+    let segments = requests
+        .each_ref()
+        .map(|request| SegmentSolver::with_cache(request, deadline.clone(), cache.segments()));
+    let small = small_contexts(&requests[0], &ContextSolvers::new(&requests, &segments), deadline);
+    let limit = request.arena_limit();
+    smallest_plan(&requests[0], &segments[0], &small, (deadline, limit))
+        .filter(|plan| plan.peak_arena() <= limit)
 }
 
 /// The contexts that may have the plan with the least memory, the most promising of them lowered.
@@ -140,20 +156,25 @@ impl SmallContext {
     }
 }
 
-/// The smallest plan that is found in the contexts of the smallest arenas.
+/// The smallest plan that is found in the contexts of the smallest arenas, or the first within `enough` memory.
 fn smallest_plan(
     request: &Request,
     segments: &SegmentSolver,
     small: &[SmallContext],
-    deadline: &Deadline,
+    (deadline, enough): (&Deadline, Bytes),
 ) -> Option<FeasiblePlan> {
+    let is_enough =
+        |best: &Option<FeasiblePlan>| best.as_ref().is_some_and(|plan| plan.peak_arena() <= enough);
     let mut lowered: Vec<(Bytes, &SmallContext)> =
         small.iter().filter_map(|small| Some((small.arena?, small))).collect();
     lowered.sort_by_key(|(arena, _)| *arena);
     let mut best: Option<FeasiblePlan> = None;
     for (_, small) in lowered.into_iter().take(SHRUNK_MAX) {
         let smallest = best.as_ref().map_or(NO_PLAN, FeasiblePlan::peak_arena);
-        if small.bound >= smallest || (best.is_some() && deadline.is_half_over()) {
+        if small.bound >= smallest
+            || smallest <= enough
+            || (best.is_some() && deadline.is_half_over())
+        {
             continue;
         }
         let solver = ContextSolver::new(request, segments);
@@ -165,7 +186,7 @@ fn smallest_plan(
         // The first limit is the least memory so far, within which there may be a faster plan.
         let mut limit = best.as_ref().map_or(NO_PLAN, FeasiblePlan::peak_arena);
         for _ in 0..LIMITS_MAX {
-            if deadline.is_half_over() {
+            if deadline.is_half_over() || is_enough(&best) {
                 break;
             }
             let plan = plan_within(request, segments, &context, limit);
@@ -182,7 +203,7 @@ fn smallest_plan(
     }
     for _ in 0..RESTRICTED_MAX {
         let Some(smallest) = &best else { break };
-        if deadline.is_half_over() {
+        if deadline.is_half_over() || smallest.peak_arena() <= enough {
             break;
         }
         // Within less memory than any plan so far.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
-use crate::least_memory::search_least_memory;
+use crate::least_memory::{search_least_memory, small_plan};
 use crate::least_time::search_least_time;
 use crate::objective::Objective;
 use crate::report::SearchStatus;
@@ -84,7 +84,17 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
 /// Searches the whole space of a request until a deadline.
 fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
     match request.objective {
-        Objective::StepTime | Objective::Cost => search_least_time(request, deadline, cache, None),
+        Objective::StepTime | Objective::Cost => {
+            let result = search_least_time(request, deadline, cache, None);
+            let is_undecided =
+                result.best.is_none() && result.report.status == SearchStatus::GapLimit;
+            // Where no plan was found that fits, the search for the least memory may find one.
+            let known = is_undecided.then(|| small_plan(request, deadline, cache)).flatten();
+            match known {
+                Some(known) => search_least_time(request, deadline, cache, Some(known)),
+                None => result,
+            }
+        }
         Objective::Memory => search_least_memory(request, deadline, cache),
     }
 }
