@@ -77,7 +77,7 @@ pub struct RequestArgs {
     /// Pipeline stages [default: searched]
     #[arg(long, value_name = "N")]
     pub pipeline: Option<u64>,
-    /// Devices along the context axis, which share each sequence [default: searched]
+    /// Devices along the context axis, which share each sequence [default: searched from 8,192 tokens on, otherwise 1]
     #[arg(long, value_name = "N")]
     pub context: Option<u64>,
     /// Collectives around attention on a context axis [default: auto]
@@ -95,7 +95,8 @@ pub struct RequestArgs {
     /// Sharding of optimizer states, gradients and weights over the replicas [default: auto]
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
-    /// Replicas of a ZeRO shard group: neighbours that together hold one copy of the sharded states [default: searched]
+    /// Replicas of a ZeRO shard group: neighbours that together hold one copy of the sharded states [default: searched,
+    /// over whole nodes and all replicas]
     #[arg(long, value_name = "N")]
     pub shard_size: Option<u64>,
     /// Order of the passes of pipeline stages [default: auto]

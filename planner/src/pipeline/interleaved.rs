@@ -31,7 +31,7 @@ use super::partition::PruningCutoff;
 use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// The blocks of a virtual stage, of this many blocks of the model.
-fn chunk_blocks(context: &Context, virtual_stage: usize, blocks: usize) -> Range<usize> {
+pub(super) fn chunk_blocks(context: &Context, virtual_stage: usize, blocks: usize) -> Range<usize> {
     let count = blocks / context.virtual_stages();
     virtual_stage * count..(virtual_stage + 1) * count
 }

@@ -9,6 +9,7 @@
 //! | `step_bound` | lower bounds on the step of a pipeline, by schedule |
 //! | `joint_bound` | the same from passes, reductions and updates of the same decisions |
 //! | `joint_times` | the terms of these bounds, least over the decisions of each segment |
+//! | `path_bound` | the same along one path of an interleaved schedule |
 //! | `stage_position` | the same because of one stage, from its passes and those around |
 //! | `partition_bound` | the same of a partition |
 //! | `prefix_sums` | sums over runs of blocks |
@@ -31,6 +32,7 @@ mod overhead;
 mod partition;
 mod partition_bound;
 mod partitioner;
+mod path_bound;
 mod prefix_sums;
 mod refinement;
 mod relaxation;

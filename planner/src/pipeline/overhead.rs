@@ -134,6 +134,8 @@ pub struct StageOverhead {
     pub backward: Seconds,
     /// The parts of the forward and the backward pass that belong to each chunk.
     pub(crate) chunks: Vec<[Seconds; 2]>,
+    /// The transfers of these parts.
+    pub(crate) transfers: Vec<[Seconds; 2]>,
     /// Step phase.
     pub step_phase: Seconds,
     /// Forward pass, backward pass and step phase without embedding and head.
@@ -225,6 +227,7 @@ impl StageOverhead {
             is_empty: empty.contains(stage, stages),
             forward: chunks.iter().map(|[forward, _]| *forward).sum(),
             backward: chunks.iter().map(|[_, backward]| *backward).sum(),
+            transfers: chunks.clone(),
             chunks,
             step_phase: once,
             syncs,

@@ -14,6 +14,7 @@ use super::interleaved::{BlockTimesMin, ChunkMin, mean_bound, stage_chunks};
 use super::joint_times::JointMinima;
 use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
+use super::path_bound::path_bound;
 use super::refinement::StageRefinement;
 use super::relaxation::{RelaxedStage, least_step_time};
 use super::stage_position::StepSchedule;
@@ -85,11 +86,18 @@ impl<'a> StagePartitioner<'a> {
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
         if self.context.chunks > 1 {
-            // Without the memory limit, the bound needs no assignments.
+            // Without the memory limit, bounds need no assignments.
             if self.interleaved_bound(overheads, |_| 0.0) >= cutoff {
                 return (vec![], 0);
             }
-            return (self.interleaved_partition(overheads, cutoff).into_iter().collect(), 1);
+            let layouts = overheads.layouts();
+            let of_stages = overheads.of(&self.even_counts());
+            let path = path_bound(self.segments, self.context, layouts, of_stages).unwrap_or(0.0);
+            if path >= cutoff {
+                return (vec![], 0);
+            }
+            let partition = self.interleaved_partition(overheads, path, cutoff);
+            return (partition.into_iter().collect(), 1);
         }
         let mut open: Vec<&[StageOverhead]> = overheads.choices().collect();
         let mut cutoff = self.pruning_cutoff(cutoff);
@@ -133,16 +141,17 @@ impl<'a> StagePartitioner<'a> {
     }
 
     /// The partition of an interleaved pipeline, whose equal chunks are one division; `None` where it does not fit, takes at
-    /// least `cutoff`, or the deadline has passed.
+    /// least `cutoff`, or the deadline has passed. `known` is a lower bound on its step.
     fn interleaved_partition(
         &self,
         overheads: &PipelineOverheads,
+        known: f64,
         cutoff: f64,
     ) -> Option<Partition> {
         let partition =
             Partition::with_counts(self.even_counts(), &|run| self.best_assignment(run))?;
         let least = |stage: usize| partition.stages[stage].microbatch_time_min.0;
-        let bound = Seconds(self.interleaved_bound(overheads, least));
+        let bound = Seconds(self.interleaved_bound(overheads, least).max(known));
         (bound.0 < cutoff).then_some(Partition { bound, ..partition })
     }
 

@@ -6,6 +6,7 @@ use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::pipeline::joint_bound::JointBounds;
 use crate::pipeline::joint_times::{JointMinima, ROLES};
+use crate::pipeline::path_bound::path_bound;
 use crate::pipeline::{
     EmbeddingAndHead, Partition, PipelineOverheads, StageBlocks, StagePartitioner, StepSchedule,
     simulate_partition,
@@ -32,23 +33,23 @@ fn bound(bounds: &JointBounds, counts: &[usize], step: StepSchedule) -> f64 {
     of_stages.fold(0.0, f64::max)
 }
 
-/// No step of a pipeline is faster than its bound, whichever rules and weights of the step phase choose the decisions of
-/// each stage, with fast and with slow links between nodes, and some are hardly slower.
-#[test]
-fn no_step_is_faster_than_its_joint_bound() {
+/// A bound on the step of a context, from the segments without rules, the overheads and the numbers of blocks.
+type Bound = fn(&SegmentSolver, &Context, &PipelineOverheads, &[usize]) -> f64;
+
+/// Compares a bound with simulated steps, whichever rules and weights of the step phase choose the decisions of each stage, with
+/// fast and with slow links between nodes. Returns the number of steps, and the least ratio to the bound without and with
+/// overlapped gradient reductions.
+fn compare(has_bound: fn(&Context) -> bool, interval: usize, bound: Bound) -> (usize, [f64; 2]) {
     let (mut checked, mut tightest) = (0, [f64::INFINITY; 2]);
     for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0), ("lax-130m", 2.0)] {
         let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
         let requests = slower_links::with_sharded_weights(request);
         let all = requests.each_ref().map(|request| SegmentSolver::new(request, Deadline::none()));
-        let has_bound = |context: &Context| context.mesh.pipeline > 1 && context.chunks == 1;
-        for context in contexts(&requests[0]).into_iter().filter(has_bound).step_by(7) {
+        for context in contexts(&requests[0]).into_iter().filter(has_bound).step_by(interval) {
             let stages = context.mesh.pipeline as usize;
             for (request, segments) in requests.iter().zip(&all) {
                 for ends in EmbeddingAndHead::fastest_per_layout(request, segments, &context) {
                     let overheads = PipelineOverheads::new(request, segments, &context, &ends);
-                    let minima = JointMinima::new(&all[0], &context, overheads.layouts())
-                        .expect("several stages");
                     let budgets = vec![Bytes(u64::MAX); stages];
                     let partitioner =
                         StagePartitioner::new(segments, &context, ends.boundary, budgets);
@@ -57,8 +58,7 @@ fn no_step_is_faster_than_its_joint_bound() {
                         (0..stages).map(|stage| (blocks + stage) / stages).collect();
                     let microbatches = context.workload.microbatches(&context.mesh);
                     let weights = [1, microbatches, 8 * microbatches];
-                    let bounds = JointBounds::new(&minima, overheads.of(&counts));
-                    let bound = bound(&bounds, &counts, StepSchedule::of(&context));
+                    let bound = bound(&all[0], &context, &overheads, &counts);
                     for other in 0..weights.len() {
                         let assignment = |blocks: StageBlocks| {
                             let weight = weights[(blocks.stage + other) % weights.len()];
@@ -79,6 +79,32 @@ fn no_step_is_faster_than_its_joint_bound() {
             }
         }
     }
+    (checked, tightest)
+}
+
+#[test]
+fn no_step_is_faster_than_its_joint_bound() {
+    let has_bound = |context: &Context| context.mesh.pipeline > 1 && context.chunks == 1;
+    let (checked, tightest) = compare(has_bound, 7, |segments, context, overheads, counts| {
+        let minima = JointMinima::new(segments, context, overheads.layouts());
+        let minima = minima.expect("several stages of one chunk");
+        let bounds = JointBounds::new(&minima, overheads.of(counts));
+        bound(&bounds, counts, StepSchedule::of(context))
+    });
+    assert!(checked > 300, "{checked}");
+    assert!(tightest.iter().all(|ratio| *ratio < 1.01), "{tightest:?}");
+}
+
+#[test]
+fn no_interleaved_step_is_faster_than_a_path_through_it() {
+    let (checked, tightest) = compare(
+        |context| context.chunks > 1,
+        3,
+        |segments, context, overheads, counts| {
+            path_bound(segments, context, overheads.layouts(), overheads.of(counts))
+                .expect("every segment has decisions")
+        },
+    );
     assert!(checked > 300, "{checked}");
     assert!(tightest.iter().all(|ratio| *ratio < 1.01), "{tightest:?}");
 }
