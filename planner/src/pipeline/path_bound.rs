@@ -4,6 +4,9 @@
 //! of the stage at which it ends. The updates of all stages follow the norm of all gradients, which follows the path: any mean of
 //! them counts. The path is the critical one at typical times, and each stage's updates count by its share of the passes. The time of
 //! each segment is the least of its sum over the decisions.
+//!
+//! The gradient reductions of the stage at the end begin with its last pass, the one through its first chunk. They add h of their time to
+//! a longer pass, and c' of a shorter pass adds to them, as in the [joint bounds](super::joint_bound) of other schedules.
 
 use narrows_cost_model::{PassTimes, StageTime, StepPart, StepWeights, simulate_schedules};
 use narrows_plan::graph::SegmentKind;
@@ -58,24 +61,33 @@ impl SchedulePath {
         }
     }
 
-    /// Weights of a segment of a virtual stage, where a stage's updates count by this share. `hidden` is the least time that a
-    /// hidden collective adds to a step, over its time alone.
-    fn weights(&self, virtual_stage: usize, stages: usize, share: f64, hidden: f64) -> StepWeights {
+    /// Weights of a segment of a virtual stage, and of backward transfers.
+    fn weights(&self, virtual_stage: usize, terms: &Terms) -> (StepWeights, f64) {
+        let Terms { stages, hidden, hidden_computation, longer_reductions } = *terms;
         let [forward, backward] = self.passes[virtual_stage];
-        let is_end = virtual_stage % stages == self.end;
+        let (stage, is_first_chunk) = (virtual_stage % stages, virtual_stage < stages);
+        let is_end = stage == self.end;
+        let waits = is_end && longer_reductions;
+        // The last pass, and its transfer.
+        let [of_last, transfer] = match waits && is_first_chunk {
+            true => [hidden_computation, 1.0],
+            false => [0.0; 2],
+        };
         let counted = f64::from(is_end);
-        StepWeights {
+        let weights = StepWeights {
             forward,
-            backward,
+            backward: backward - of_last,
             step_phase: counted,
-            update: share - counted,
+            update: self.share(stage, stages) - counted,
             // A later stage may hide gathers of updated weights while it waits for its first microbatch.
             gathered: if is_end && self.end > 0 { -hidden } else { 0.0 },
+            overlapped: if waits { 1.0 - hidden } else { 0.0 },
             // Whether sharded gradients are reduced after the last backward pass is left open.
             sharded_gathers: hidden * (forward + (backward - 1.0).max(0.0)),
             sharded_reductions: hidden * (backward - 1.0).max(0.0),
             ..StepWeights::default()
-        }
+        };
+        (weights, backward - transfer)
     }
 
     /// Share of the passes of the path that a stage has.
@@ -86,21 +98,56 @@ impl SchedulePath {
     }
 }
 
+/// What the weights of segments on a path depend on.
+struct Terms {
+    stages: usize,
+    /// Least time that a hidden collective adds to a step, over its time alone.
+    hidden: f64,
+    /// The part of overlapped computation that a longer collective hides.
+    hidden_computation: f64,
+    /// Whether the reductions of the stage at the end take longer than its last pass.
+    longer_reductions: bool,
+}
+
 /// Lower bound in seconds on the step of an interleaved pipeline with these layouts, without the memory limit; `None` where a segment
 /// has no legal decisions.
 pub(super) fn path_bound(
     segments: &SegmentSolver,
     context: &Context,
-    (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
+    layouts: (BoundaryLayout, Option<TiedWeightLayout>),
+    overheads: &[StageOverhead],
+) -> Option<f64> {
+    let times = typical_times(segments, context, layouts.0, overheads)?;
+    let path = SchedulePath::critical(context, &times)?;
+    let slowdown = segments.prices(context).overlap_slowdown();
+    let hidden = slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost());
+    let hidden_computation =
+        slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_computation_cost());
+    let bound = |longer_reductions| {
+        let terms =
+            Terms { stages: overheads.len(), hidden, hidden_computation, longer_reductions };
+        time_of_path(&path, &terms, (segments, context, layouts), overheads)
+    };
+    let mut bounds = vec![bound(false)?];
+    if context.overlap_grad_reduce {
+        bounds.push(bound(true)?);
+    }
+    bounds.into_iter().reduce(f64::max)
+}
+
+/// Lower bound in seconds on a step because of a path.
+fn time_of_path(
+    path: &SchedulePath,
+    terms: &Terms,
+    (segments, context, (boundary, tied_weight)): (
+        &SegmentSolver,
+        &Context,
+        (BoundaryLayout, Option<TiedWeightLayout>),
+    ),
     overheads: &[StageOverhead],
 ) -> Option<f64> {
     let shapes = segments.layer_shapes();
     let virtual_stages = context.virtual_stages();
-    let blocks = |virtual_stage: usize| &shapes[chunk_blocks(context, virtual_stage, shapes.len())];
-    let path =
-        SchedulePath::critical(context, &typical_times(segments, context, boundary, overheads)?)?;
-    let slowdown = segments.prices(context).overlap_slowdown();
-    let hidden = slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost());
     let mut known: Vec<(SegmentSpec, StepWeights, f64)> = vec![];
     let mut least = |spec: SegmentSpec, weights: StepWeights| {
         let same = known.iter().find(|(other, of, _)| *other == spec && *of == weights);
@@ -111,23 +158,27 @@ pub(super) fn path_bound(
         known.push((spec, weights, time));
         Some(time)
     };
-    let mut bound = overheads[path.end].besides_ends[2].0;
+    let end = &overheads[path.end];
+    let mut bound = end.besides_ends[2].0;
+    if terms.longer_reductions {
+        bound -= end.first_block_min.0;
+    }
     for virtual_stage in 0..virtual_stages {
         let (stage, chunk) = context.stage_and_chunk(virtual_stage);
-        let share = path.share(stage, overheads.len());
-        let weights = path.weights(virtual_stage, overheads.len(), share, hidden);
+        let (weights, transfers) = path.weights(virtual_stage, terms);
         let ends = [
             (virtual_stage == 0).then_some(SegmentKind::Embedding),
             (virtual_stage + 1 == virtual_stages).then_some(SegmentKind::Head),
         ];
         let ends = ends.into_iter().flatten();
         let ends = ends.map(|kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight));
-        let blocks = blocks(virtual_stage).iter().map(|shape| SegmentSpec::block(*shape, boundary));
+        let blocks = &shapes[chunk_blocks(context, virtual_stage, shapes.len())];
+        let blocks = blocks.iter().map(|shape| SegmentSpec::block(*shape, boundary));
         for spec in ends.chain(blocks) {
             bound += least(spec, weights)?;
         }
-        let transfers = overheads[stage].transfers[chunk];
-        bound += (transfers[0] * weights.forward + transfers[1] * weights.backward).0;
+        let [forward, backward] = overheads[stage].transfers[chunk];
+        bound += (forward * weights.forward + backward * transfers).0;
     }
     Some(bound)
 }
