@@ -2,10 +2,10 @@
 //! the plan's own context.
 
 use narrows_cost_model::profile;
-use narrows_plan::Zero;
 use narrows_plan::model::{self, Model, presets};
 use narrows_plan::strategy::{NormRule, Rules, WeightRule};
-use narrows_planner::{Request, search};
+use narrows_plan::{PipelineSchedule, Zero};
+use narrows_planner::{MemoryLimit, Request, search};
 
 fn request(model: Model, hardware: &str, [devices, batch, length]: [u64; 3]) -> Request {
     Request::new(model, profile::preset(hardware).unwrap(), devices, batch, length)
@@ -90,5 +90,43 @@ fn collectives_before_the_first_reader_hide_gathers() {
             &any,
             micro_batches.map(|micro_batch| Request { micro_batch, ..any.clone() }),
         );
+    }
+}
+
+/// A stage hides gathers of updated weights while it waits for its first microbatch.
+#[test]
+fn idle_stages_hide_gathers() {
+    let text = r#"{"format": "narrows-model/1", "hidden": 8192, "vocab": 256, "heads": 64, "d_ff": 32768,
+        "blocks": {"count": 22, "default": {"product": "plain", "all": "dense"},
+        "overrides": {"21": {"d_ff": 262144}}}}"#;
+    let large_last_block = model::read("large-last-block.json", text).unwrap();
+    let request = Request {
+        tensor: Some(1),
+        pipeline: Some(8),
+        zero: Some(Zero::One),
+        micro_batch: Some(1),
+        memory_limit: MemoryLimit::None,
+        ..request(large_last_block, "a100-80gb", [64, 32, 256])
+    };
+    let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
+    let schedules = schedules.map(Some);
+    assert_bounded(&request, schedules.map(|schedule| Request { schedule, ..request.clone() }));
+}
+
+/// Weight gradients have no passes of their own where every backward pass reduces gradients.
+#[test]
+fn sharded_gradients_are_reduced_in_backward_passes() {
+    for (zero, shard_size) in [(Zero::Two, 2), (Zero::Two, 4), (Zero::Three, 2)] {
+        let any = Request {
+            tensor: Some(1),
+            pipeline: Some(2),
+            zero: Some(zero),
+            micro_batch: Some(1),
+            shard_size: Some(shard_size),
+            ..request(preset("lax-130m"), "a100-80gb", [8, 4, 4096])
+        };
+        let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
+        let schedules = schedules.map(Some);
+        assert_bounded(&any, schedules.map(|schedule| Request { schedule, ..any.clone() }));
     }
 }

@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use narrows_plan::PipelineSchedule;
 
-use super::joint_times::{CASES, JointMinima, JointTimes, Role, plus};
+use super::joint_times::{CASES, ForwardGathers, JointMinima, JointTimes, Role, plus};
 use super::overhead::StageOverhead;
 use super::prefix_sums::prefix_sums;
 use super::stage_position::{PassesAround, StagePosition, StepSchedule};
@@ -82,11 +82,12 @@ impl JointBounds {
     /// The terms of a first stage with the blocks of `run`.
     pub(super) fn first_stage(&self, run: &Range<usize>) -> JointFirstStage {
         let own = |role| self.own(0, run, role);
-        let [forward, waiting] =
-            [false, true].map(|waits_for_gathers| own(Role::Forward { waits_for_gathers }));
+        let forward = |gathers| own(Role::Forward(gathers));
+        let gathers = forward(ForwardGathers::Hidden).max(forward(ForwardGathers::Longer));
         JointFirstStage {
             last_return: self.longest(run, Role::First) - own(Role::RoundTrip),
-            forward: (waiting - forward).max(0.0),
+            // It waits for no microbatch, and hides no gathers meanwhile.
+            forward: (gathers - forward(ForwardGathers::Uncounted)).max(0.0),
         }
     }
 
@@ -116,7 +117,7 @@ impl JointBounds {
         };
         let own = |role| self.own(stage, run, role);
         let forward_before =
-            self.before(stage, run.start, Role::Forward { waits_for_gathers: false });
+            self.before(stage, run.start, Role::Forward(ForwardGathers::Uncounted));
         let of_step = forward_before + first.forward + own(Role::Step(0)).max(own(longer));
         let passes = own(Role::Passes);
         let last_return = match step.schedule {

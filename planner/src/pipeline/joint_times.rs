@@ -24,11 +24,22 @@ pub(super) const CASES: [Longer; 4] = [
     Longer { gathers: true, reductions: true },
 ];
 
+/// Gathers of updated weights during the first forward pass of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ForwardGathers {
+    /// They may be hidden while the stage waits for its first microbatch.
+    Uncounted,
+    /// They take no longer than the pass.
+    Hidden,
+    /// They take longer than the pass.
+    Longer,
+}
+
 /// Part of a path that a stage contributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// First forward pass, less the gathers of a later stage that it hides, perhaps with gathers that take longer.
-    Forward { waits_for_gathers: bool },
+    /// First forward pass with its gathers, less the gathers of a later stage that it hides.
+    Forward(ForwardGathers),
     /// Both passes of one microbatch.
     Passes,
     /// Both passes without the weight gradients that have passes of their own.
@@ -44,9 +55,10 @@ pub(super) enum Role {
 }
 
 /// All roles, each at its [index](Role::index).
-pub(super) const ROLES: [Role; 17] = [
-    Role::Forward { waits_for_gathers: false },
-    Role::Forward { waits_for_gathers: true },
+pub(super) const ROLES: [Role; 18] = [
+    Role::Forward(ForwardGathers::Uncounted),
+    Role::Forward(ForwardGathers::Hidden),
+    Role::Forward(ForwardGathers::Longer),
     Role::Passes,
     Role::RoundTrip,
     Role::First(0),
@@ -68,13 +80,13 @@ impl Role {
     /// The place in [`ROLES`].
     pub(super) fn index(self) -> usize {
         match self {
-            Role::Forward { waits_for_gathers } => waits_for_gathers as usize,
-            Role::Passes => 2,
-            Role::RoundTrip => 3,
-            Role::First(case) => 4 + case,
-            Role::AfterWarmUp(case) => 8 + case,
-            Role::Step(case) => 12 + case,
-            Role::StepWithWeightGradients => 16,
+            Role::Forward(gathers) => gathers as usize,
+            Role::Passes => 3,
+            Role::RoundTrip => 4,
+            Role::First(case) => 5 + case,
+            Role::AfterWarmUp(case) => 9 + case,
+            Role::Step(case) => 13 + case,
+            Role::StepWithWeightGradients => 17,
         }
     }
 }
@@ -192,11 +204,11 @@ impl<'a> JointPricing<'a> {
             self.passes_and_step_phase(self.microbatches, longer, ends_with_weight_gradients, kind)
         };
         let first = |passes, case| self.passes_and_step_phase(passes, of_case(case), false, kind);
-        let forward = |waits_for_gathers| self.first_forward(waits_for_gathers);
         match role {
-            Role::Forward { waits_for_gathers } => {
-                forward(waits_for_gathers && self.possible.gathers)
+            Role::Forward(ForwardGathers::Longer) if !self.possible.gathers => {
+                self.first_forward(ForwardGathers::Hidden)
             }
+            Role::Forward(gathers) => self.first_forward(gathers),
             Role::Passes => self.passes(false),
             Role::RoundTrip => self.passes(kind == SegmentKind::Block),
             Role::First(case) => first(1.0, case),
@@ -277,11 +289,12 @@ impl<'a> JointPricing<'a> {
     }
 
     /// The first forward pass, less the gathers of a later stage that it hides.
-    fn first_forward(&self, waits_for_gathers: bool) -> RoleWeights {
+    fn first_forward(&self, gathers: ForwardGathers) -> RoleWeights {
         let hidden = if self.context.gathers_in_forward() { self.hidden } else { 0.0 };
-        let [pass, gathered] = match waits_for_gathers {
-            true => [1.0 - self.hidden_computation, 1.0],
-            false => [1.0, hidden],
+        let [pass, gathered] = match gathers {
+            ForwardGathers::Uncounted => [1.0, 0.0],
+            ForwardGathers::Hidden => [1.0, hidden],
+            ForwardGathers::Longer => [1.0 - self.hidden_computation, 1.0],
         };
         RoleWeights {
             of_segment: StepWeights {

@@ -98,7 +98,7 @@ impl SchedulePath {
     }
 }
 
-/// What the weights of segments on a path depend on.
+/// Terms of the weights of segments on a path.
 struct Terms {
     stages: usize,
     /// Least time that a hidden collective adds to a step, over its time alone.

@@ -18,9 +18,11 @@ impl StepSchedule {
     pub fn of(context: &Context) -> StepSchedule {
         let microbatches = context.workload.microbatches(&context.mesh);
         let schedule = context.schedule;
-        // Every block has a weight-gradient GEMM that may run in such a pass, unless it overlaps with a collective.
-        let has_weight_gradient_passes =
-            schedule == PipelineSchedule::ZeroBubble && !context.overlap_tensor_collectives;
+        // Every block has a weight-gradient GEMM that may run in such a pass, unless it overlaps with a collective, or gradients are
+        // reduced in every backward pass.
+        let has_weight_gradient_passes = schedule == PipelineSchedule::ZeroBubble
+            && !context.overlap_tensor_collectives
+            && !context.shards_gradients();
         StepSchedule { schedule, microbatches, has_weight_gradient_passes }
     }
 }
