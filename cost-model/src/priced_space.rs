@@ -267,27 +267,26 @@ impl PricedSpace {
         step_phases: &StepPhases,
         prices: StreamPrices,
     ) -> Seconds {
-        let reader = step_phases.first_gathered();
-        let space = &self.space;
-        let most = |times: &mut dyn Iterator<Item = f64>| Seconds(times.fold(0.0, f64::max));
-        let of_flows = |value: &ValueId| {
-            let FlowTimes { both, backward, .. } = &self.flows[value.0 as usize];
-            most(&mut both.iter().zip(backward.iter()).map(|(both, back)| (*both - *back).0))
+        let (space, reader) = (&self.space, step_phases.first_gathered());
+        let segment = &space.segment;
+        let forward = StepWeights { forward: 1.0, ..StepWeights::default() };
+        let times = self.weighted_pass_times(&forward);
+        let (ops, flows) = times.split_at(space.ops.len());
+        let most = |times: &Vec<f64>| times.iter().copied().fold(0.0, f64::max);
+        let of_flows = |values: &[ValueId]| -> f64 {
+            values.iter().map(|id| most(&flows[id.0 as usize])).sum()
         };
-        let of_op = |op: OpId| {
-            most(&mut self.ops.of_options[op.0 as usize].iter().map(|time| time.forward.0))
-                + space.segment.op(op).outputs.iter().map(of_flows).sum()
-        };
+        let of_op = |op: OpId| most(&ops[op.0 as usize]) + of_flows(&segment.op(op).outputs);
         let of_reader = |op: OpId| {
             let before = |option: &OpOption| {
-                let instructions = op_forward(&space.segment, op, &option.choice, &space.context);
+                let instructions = op_forward(segment, op, &option.choice, &space.context);
                 time_before_weight(&instructions, prices.kernel).0
             };
-            most(&mut space.ops[op.0 as usize].iter().map(before))
+            most(&space.ops[op.0 as usize].iter().map(before).collect())
         };
-        let earlier = space.segment.op_ids().take_while(|op| Some(*op) != reader);
-        let inputs: Seconds = space.segment.inputs.iter().map(of_flows).sum();
-        inputs + earlier.map(of_op).sum() + reader.map_or(Seconds(0.0), of_reader)
+        let earlier = segment.op_ids().take_while(|op| Some(*op) != reader);
+        let before_reader = of_flows(&segment.inputs) + earlier.map(of_op).sum::<f64>();
+        Seconds(before_reader + reader.map_or(0.0, of_reader))
     }
 
     /// The times of the [`table`](PricedSpace::table)'s choices for the passes of one microbatch without what ZeRO adds, in

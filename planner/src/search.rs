@@ -84,19 +84,27 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
 /// Searches the whole space of a request until a deadline.
 fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
     match request.objective {
-        Objective::StepTime | Objective::Cost => {
-            let result = search_least_time(request, deadline, cache, None);
-            let is_undecided =
-                result.best.is_none() && result.report.status == SearchStatus::GapLimit;
-            // Where no plan was found that fits, the search for the least memory may find one.
-            let known = is_undecided.then(|| small_plan(request, deadline, cache)).flatten();
-            match known {
-                Some(known) => search_least_time(request, deadline, cache, Some(known)),
-                None => result,
-            }
-        }
+        Objective::StepTime | Objective::Cost => search_time_or_cost(request, deadline, cache),
         Objective::Memory => search_least_memory(request, deadline, cache),
     }
+}
+
+/// Searches for the least step time or cost. Where no plan was found that fits, the search for the least memory may find a first
+/// one.
+fn search_time_or_cost(
+    request: &Request,
+    deadline: &Deadline,
+    cache: &SearchCache,
+) -> SearchResult {
+    let begin = Instant::now();
+    let result = search_least_time(request, deadline, cache, None);
+    if result.best.is_some() || result.report.status != SearchStatus::GapLimit {
+        return result;
+    }
+    let Some(known) = small_plan(request, deadline, cache) else { return result };
+    let mut result = search_least_time(request, deadline, cache, Some(known));
+    result.report.wall_time = begin.elapsed();
+    result
 }
 
 #[cfg(test)]
