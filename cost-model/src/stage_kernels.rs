@@ -91,32 +91,34 @@ impl StageKernels {
 /// Begin and end of each instruction of a pass, from the begin of the pass. Collectives and the instructions that they
 /// overlap with begin together.
 pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[Seconds; 2]> {
-    let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
-    let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut spans = Vec::with_capacity(instructions.len());
     let (mut now, mut launched_s) = (Seconds(0.0), 0.0);
-    for OverlappedGroup { collectives, computation } in overlapped_groups(instructions, prices) {
+    for OverlappedGroup { collectives, beside } in overlapped_groups(instructions, prices) {
         let launches = |list: &[Instr]| list.iter().map(|instr| host_s(instr, prices)).sum::<f64>();
         let first_s = launches(&collectives[..1]);
         now = Seconds(now.0.max(launched_s + first_s));
-        launched_s += launches(collectives) + launches(computation);
-        let alone = [total(collectives), total(computation)];
+        launched_s += launches(collectives) + launches(beside);
+        let mut end = Seconds(0.0);
+        let one_after_the_other = collectives.iter().map(|instr| {
+            let begin = end;
+            end += (prices.kernel)(&instr.kernel());
+            [begin, end]
+        });
+        let inner = StreamPrices { host: None, ..prices };
+        let alone = [one_after_the_other.collect(), instruction_spans(beside, inner)];
+        let lengths = alone.each_ref().map(|list: &Vec<[Seconds; 2]>| {
+            Seconds(list.iter().map(|[_, end]| end.0).fold(0.0, f64::max))
+        });
         let ends = match prices.overlap {
-            Some(slowdown) if !computation.is_empty() => slowdown.ends(alone[0], alone[1]),
-            _ => alone,
+            Some(slowdown) if !beside.is_empty() => slowdown.ends(lengths[0], lengths[1]),
+            _ => lengths,
         };
-        let mut last = now;
-        for (index, stream) in [collectives, computation].into_iter().enumerate() {
-            let stretch = if alone[index].0 > 0.0 { ends[index].0 / alone[index].0 } else { 1.0 };
-            let mut begin = now;
-            for instr in stream {
-                let end = begin + time(instr) * stretch;
-                spans.push([begin, end]);
-                begin = end;
-            }
-            last = Seconds(last.0.max(begin.0));
+        for (index, stream) in alone.into_iter().enumerate() {
+            let length = lengths[index].0;
+            let stretch = if length > 0.0 { ends[index].0 / length } else { 1.0 };
+            spans.extend(stream.into_iter().map(|span| span.map(|time| now + time * stretch)));
         }
-        now = last;
+        now += Seconds(ends[0].0.max(ends[1].0));
     }
     spans
 }
@@ -131,11 +133,12 @@ fn launched(instr: &Instr, time: Seconds, prices: StreamPrices) -> LaunchQueue {
     LaunchQueue::operator(host_s(instr, prices), time.0)
 }
 
-/// Consecutive collectives and the computation that they overlap with.
+/// Consecutive collectives and the instructions that they overlap with.
 struct OverlappedGroup<'a> {
     /// The collectives; a single instruction of any kind where nothing overlaps.
     collectives: &'a [Instr],
-    computation: &'a [Instr],
+    /// The instructions beside them, in groups of their own where collectives over the data axis overlap with others.
+    beside: &'a [Instr],
 }
 
 /// The instructions of a pass in their order, in groups that begin together.
@@ -146,14 +149,18 @@ fn overlapped_groups<'a>(
     let has_overlap = prices.overlap.is_some();
     let mut rest = instructions;
     std::iter::from_fn(move || {
-        let first = rest.first()?;
-        let window = if has_overlap { 1 + first.overlapped_instrs.min(rest.len() - 1) } else { 1 };
+        let (first, following) = rest.split_first()?;
+        let (window, collectives) = match has_overlap {
+            true => (
+                1 + first.overlapped_instrs.min(following.len()),
+                1 + first.collectives_in_sequence(following),
+            ),
+            false => (1, 1),
+        };
         let (group, later) = rest.split_at(window);
         rest = later;
-        let is_collective = |instr: &&Instr| instr.overlapped_instrs > 0;
-        let collectives = group.iter().take_while(is_collective).count().max(1);
-        let (collectives, computation) = group.split_at(collectives);
-        Some(OverlappedGroup { collectives, computation })
+        let (collectives, beside) = group.split_at(collectives.min(window));
+        Some(OverlappedGroup { collectives, beside })
     })
 }
 
@@ -161,19 +168,19 @@ fn overlapped_groups<'a>(
 /// time of its group, in proportion to the times of the group's collectives.
 fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
-    let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut added = Vec::with_capacity(instructions.len());
-    for OverlappedGroup { collectives, computation } in overlapped_groups(instructions, prices) {
+    for OverlappedGroup { collectives, beside } in overlapped_groups(instructions, prices) {
         match prices.overlap {
-            Some(slowdown) if !computation.is_empty() => {
-                let alone = total(collectives);
-                let exposed = slowdown.exposed(alone, total(computation));
+            Some(slowdown) if !beside.is_empty() => {
+                let beside = added_times(beside, prices);
+                let alone: Seconds = collectives.iter().map(time).sum();
+                let exposed = slowdown.exposed(alone, beside.iter().copied().sum());
                 let share = |instr: &Instr| time(instr).0 / alone.0.max(f64::MIN_POSITIVE);
                 added.extend(collectives.iter().map(|instr| exposed * share(instr)));
+                added.extend(beside);
             }
             _ => added.extend(collectives.iter().map(time)),
         }
-        added.extend(computation.iter().map(time));
     }
     added
 }

@@ -7,10 +7,8 @@
 //! the residual stream, which go around the MLP or the attention, wait for the gradients of these. What the block itself
 //! keeps may be among all this, so that a memory row counts either the one or the other.
 //!
-//! Where the collectives of sharded parameters overlap with passes, neighbouring blocks have theirs at the same time. In a pass
-//! without collectives of its own, they overlap with the whole pass: it also holds the weights of the block before and the
-//! gradients of the block after it. In a pass with collectives of activations, they overlap with a part of the pass, and the
-//! block then holds the gathered weight or the gradient of each of its linears.
+//! Where the collectives of sharded parameters overlap with passes, neighbouring blocks have theirs at the same time: during its
+//! whole backward pass, a block also holds the weights of the block before and the gradients of the block after it.
 
 use narrows_plan::emit::{OperandSlot, TemplateOperand, activation_bytes, op_backward};
 use narrows_plan::graph::{Op, OpId, ValueId};
@@ -25,8 +23,6 @@ use crate::sharding::{gathered_bytes, reduced_bytes};
 pub struct WorkingBytes {
     /// Bytes at the fullest of the instructions that are counted.
     at_fullest: Bytes,
-    /// Bytes at any instruction of the backward pass.
-    at_any: Bytes,
     /// Gathered weights of all of its linears.
     weights: Bytes,
     /// Whole gradients of all of its linears for one microbatch.
@@ -72,15 +68,8 @@ impl WorkingBytes {
             Some(operands + around(position) + input_kept_min(space, position) + residual)
         };
         let at_positions: Option<Vec<Bytes>> = positions.into_iter().map(at_position).collect();
-        let mut either: Vec<Bytes> =
-            linears.iter().map(|linear| linear.weight.min(linear.gradient)).collect();
-        either.sort_unstable();
-        // Between the last GEMM that reads its weight and an overlapped weight-gradient GEMM, a linear holds neither. The
-        // two factors of a pair may be there at once.
-        let held_back = if context.overlap_tensor_collectives { 2 } else { 0 };
         Some(WorkingBytes {
             at_fullest: at_positions?.into_iter().max().unwrap_or_default(),
-            at_any: either.iter().rev().skip(held_back).copied().sum(),
             weights: linears.iter().map(|linear| linear.weight).sum(),
             gradients: linears.iter().map(|linear| linear.gradient).sum(),
         })
@@ -90,7 +79,6 @@ impl WorkingBytes {
     pub fn min(self, other: WorkingBytes) -> WorkingBytes {
         WorkingBytes {
             at_fullest: self.at_fullest.min(other.at_fullest),
-            at_any: self.at_any.min(other.at_any),
             weights: self.weights.min(other.weights),
             gradients: self.gradients.min(other.gradients),
         }
@@ -98,10 +86,10 @@ impl WorkingBytes {
 
     /// Working sets of a pipeline of one stage with this many blocks; the first one leaves out no block.
     pub fn of_stage(self, context: &Context, blocks: u64) -> Vec<WorkingSet> {
-        let WorkingBytes { at_fullest, at_any, weights, gradients } = self;
+        let WorkingBytes { at_fullest, weights, gradients } = self;
         // The last block begins with all of its gathered weights, and has reduced nothing.
         let mut at_begin = weights;
-        if context.overlap_grad_reduce && !context.has_activation_collectives() && blocks >= 2 {
+        if context.overlap_grad_reduce && blocks >= 2 {
             at_begin += weights;
         }
         let mut sets = vec![
@@ -109,10 +97,9 @@ impl WorkingBytes {
             WorkingSet { last_blocks: 1, bytes: at_fullest },
         ];
         if context.overlap_grad_reduce {
-            let beside = if context.has_activation_collectives() { at_any } else { at_fullest };
             // There is a block before the last one. Before and after the second to last, there is one.
-            let last = WorkingSet { last_blocks: 1, bytes: beside + weights };
-            let before = WorkingSet { last_blocks: 2, bytes: beside + weights + gradients };
+            let last = WorkingSet { last_blocks: 1, bytes: at_fullest + weights };
+            let before = WorkingSet { last_blocks: 2, bytes: at_fullest + weights + gradients };
             sets.extend((blocks >= 2).then_some(last));
             sets.extend((blocks >= 3).then_some(before));
         }

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::mesh::Axis;
 use crate::program::{Access, Action, Instr, Phase, StageProgram};
 
 use super::error::{CheckErrors, CheckResult, ensure, fault};
@@ -36,17 +37,17 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
     ensure(count <= following.len(), || {
         format!("overlaps with the next {count} instructions, but {} follow", following.len())
     })?;
-    let first_computation =
-        following[..count].iter().position(|other| !other.action.is_communication());
+    let in_sequence = instr.collectives_in_sequence(following);
     for (at, other) in following[..count].iter().enumerate() {
         // Leading collectives run one after the other, each perhaps on the result of the one before, and all overlap with
-        // the same computation.
-        let is_next = first_computation.is_some_and(|first| at < first)
-            && matches!(other.action, Action::Collective(_))
-            && other.overlapped_instrs == count - at - 1;
-        ensure(is_next || !other.action.is_communication(), || {
-            format!("overlaps with {}, which is communication too", other.action.name())
-        })?;
+        // the same instructions.
+        let is_next = at < in_sequence;
+        if !is_next {
+            check_beside(instr, other)?;
+            ensure(at + other.overlapped_instrs < count, || {
+                format!("overlaps with `{}`, but not with all that overlaps with it", other.origin)
+            })?;
+        }
         let conflicts = |written: &[Access], accessed: &[Access]| {
             let overlap = |a: &Access, b: &Access| overlaps(&bytes(stage, a), &bytes(stage, b));
             written.iter().any(|a| accessed.iter().any(|b| overlap(a, b)))
@@ -59,6 +60,18 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
         })?;
     }
     Ok(())
+}
+
+/// Checks the kind of an instruction that runs beside a collective. Collectives over the data axis have a stream of their own.
+fn check_beside(collective: &Instr, other: &Instr) -> CheckResult {
+    let is_allowed = match &other.action {
+        Action::Collective(op) => collective.overlaps_collectives() && op.axis != Axis::Data,
+        Action::Attention(_) if collective.overlaps_collectives() => true,
+        action => !action.is_communication(),
+    };
+    ensure(is_allowed, || {
+        format!("overlaps with {}, which is communication too", other.action.name())
+    })
 }
 
 /// The bytes of the first copy of an operand's whole buffer. Buffers with several copies overlap no other buffer.

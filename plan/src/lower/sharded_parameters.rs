@@ -6,18 +6,16 @@
 //! collective of each kind, for all of its parameters.
 //!
 //! With `overlap_grad_reduce`, collectives overlap with the pass of a neighbouring block: during the pass of a block, the
-//! weights of the next block are gathered and the gradients of the previous block are reduced. If the pass has collectives
-//! over the tensor axis, they overlap with the part between two of these that has the most work.
+//! weights of the next block are gathered and the gradients of the previous block are reduced, one collective after the other.
 
 use std::ops::Range;
 
-use crate::Kernel;
 use crate::emit::{
     OperandSlot, accumulate_gradient_part, all_gather, microbatch_gradient_extent, reduce_scatter,
     round_microbatch_gradient, zero_microbatch_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
-use crate::program::{Access, Buffer, BufferId, BufferRole, Instr};
+use crate::program::{Access, Buffer, BufferId, BufferRole};
 use crate::strategy::OpParameters;
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
@@ -142,17 +140,15 @@ impl StageLowering<'_> {
         self.gradient_ends.insert(site.instance, ends);
     }
 
-    /// Moves collectives before the run of instructions that hides them best, and lets them overlap with it.
+    /// Lets these collectives overlap with all instructions after them.
     pub(super) fn overlap(&mut self, collectives: Range<usize>) {
-        if !self.plan.context.overlap_grad_reduce || collectives.is_empty() {
+        if !self.plan.context.overlap_grad_reduce {
             return;
         }
         let instructions = self.instructions();
-        let Some(beside) = longest_run(instructions, collectives.end) else { return };
-        instructions[collectives.start..beside.start].rotate_left(collectives.len());
-        let moved = instructions[..beside.start].iter_mut().enumerate().rev();
-        for (at, collective) in moved.take(collectives.len()) {
-            collective.overlapped_instrs = beside.end - at - 1;
+        let end = instructions.len();
+        for at in collectives {
+            instructions[at].overlapped_instrs = end - at - 1;
         }
     }
 
@@ -239,30 +235,5 @@ impl StageLowering<'_> {
     fn whole_access(&self, buffer: BufferId) -> Access {
         let Buffer { extent, .. } = *self.program.buffer(buffer);
         Access { buffer, extent }
-    }
-}
-
-/// The run of instructions from this index on that has the most work, without communication and without the instructions
-/// that overlap with it; the first of several.
-fn longest_run(instructions: &[Instr], from: usize) -> Option<Range<usize>> {
-    let mut runs = vec![];
-    let mut begin = from;
-    for (at, instr) in instructions.iter().enumerate().skip(from) {
-        if instr.action.is_communication() {
-            runs.push(begin..at);
-            begin = at + 1 + instr.overlapped_instrs;
-        }
-    }
-    runs.push(begin..instructions.len());
-    let work = |run: &Range<usize>| -> f64 { instructions[run.clone()].iter().map(flops).sum() };
-    let runs = runs.into_iter().filter(|run| !run.is_empty());
-    runs.reduce(|best, run| if work(&run) > work(&best) { run } else { best })
-}
-
-fn flops(instr: &Instr) -> f64 {
-    match instr.kernel() {
-        Kernel::Gemm(gemm) => gemm.flops().0,
-        Kernel::Attention(attention) => attention.flops().0,
-        _ => 0.0,
     }
 }

@@ -33,7 +33,9 @@
 //!   the first pass of the next step. Whatever else reads weights between two steps follows them.
 //! - *Overlapped instructions.* A collective may overlap with the [`overlapped_instrs`](Instr::overlapped_instrs)
 //!   instructions after it. It begins when all instructions before it have ended, and ends before any later instruction
-//!   begins. If the first overlapped instructions are collectives too, the collectives run one after the other.
+//!   begins. If the first overlapped instructions are collectives that overlap up to the same instruction, the collectives run
+//!   one after the other. A collective over the data axis may overlap with collectives over other axes, which may overlap
+//!   with computation in turn: it runs on the stream of the buckets.
 //! - *Parts of replicas.* With ZeRO, replica i of a shard group holds or updates the i-th of equal parts of a parameter's
 //!   padded buffer. Where the step phase, or an addition within a pass, accesses fewer elements of a weight or gradient than
 //!   its buffer has, it accesses the part of the device's own replica.
@@ -54,6 +56,7 @@ mod update;
 
 use crate::Kernel;
 use crate::context::Context;
+use crate::mesh::Axis;
 use crate::model::Rope;
 
 pub use crate::extent::Extent;
@@ -101,6 +104,27 @@ pub struct InstrOrigin {
     pub block: Option<u64>,
     /// The op or value, for display.
     pub op: String,
+}
+
+impl Instr {
+    /// Whether this is a collective over the data axis that overlaps with other instructions of its pass, collectives over
+    /// other axes among them.
+    pub fn overlaps_collectives(&self) -> bool {
+        self.overlapped_instrs > 0
+            && matches!(&self.action, Action::Collective(op) if op.axis == Axis::Data)
+    }
+
+    /// Number of instructions at the begin of `following`, those after this one, that are collectives which run one after
+    /// the other with this one.
+    pub fn collectives_in_sequence(&self, following: &[Instr]) -> usize {
+        let in_sequence = |(at, other): (usize, &Instr)| {
+            other.overlapped_instrs > 0
+                && at + 1 + other.overlapped_instrs == self.overlapped_instrs
+                && matches!(other.action, Action::Collective(_))
+                && other.overlaps_collectives() == self.overlaps_collectives()
+        };
+        following.iter().enumerate().take_while(|(at, other)| in_sequence((*at, other))).count()
+    }
 }
 
 /// Model constants that instructions need in addition to their operands.

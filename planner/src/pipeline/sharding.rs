@@ -46,24 +46,22 @@ fn at_ends(
     let Some(slowdown) = segments.prices(context).overlap_slowdown() else {
         return Default::default();
     };
-    // Strategies with collectives of activations differ in the instructions that overlap with a gather or a reduction.
-    if !context.overlap_grad_reduce || context.has_activation_collectives() {
+    if !context.overlap_grad_reduce {
         return Default::default();
     }
     // The first block of a later stage and the last block of an earlier stage may have any shape.
     let any = shapes.iter().copied().reduce(ShardingMin::min).unwrap_or_default();
     let first = if stage == 0 { shapes[segments.layer_shapes()[0]] } else { any };
-    // The embedding has one solution on one device of the tensor axis.
     let (boundary, tied) = (embedding_and_head.boundary, embedding_and_head.tied_weight);
     let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, boundary, tied);
-    let embedding = segments.fastest(spec, context).filter(|_| stage == 0);
-    let [during_gather, during_reduction] = embedding
-        .map_or(Default::default(), |embedding| [embedding.time.forward, embedding.time.backward]);
+    let nothing = [Seconds(0.0); 2];
+    let beside = if stage == 0 { segments.max_pass_times(spec, context) } else { Some(nothing) };
+    let Some([during_gather, during_reduction]) = beside else { return Default::default() };
     let forward = added(first.gather, during_gather, slowdown);
     let mut backward = added(first.reduction, during_reduction, slowdown);
     if stage + 1 < context.mesh.pipeline {
         // The last block's weights are gathered after the gradient has been received.
-        backward += added(any.gather, Seconds(0.0), slowdown);
+        backward += added(any.gather, nothing[0], slowdown);
     }
     [forward, backward]
 }

@@ -4,7 +4,7 @@ use narrows_cost_model::{
     PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes, WorkingSet,
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
-use narrows_plan::{BucketSplit, Context};
+use narrows_plan::{BucketSplit, Context, Seconds};
 
 use super::cache::{PassTimesCache, StepPhaseBounds};
 use super::prepared::PreparedSegment;
@@ -196,6 +196,27 @@ impl SegmentSolver<'_> {
                 without_weight_gradients: least([1.0, 1.0, -1.0], of_ops.without_weight_gradients),
             }
         })
+    }
+
+    /// The longest forward and the longest backward pass of one microbatch, without collectives of sharded parameters; `None`
+    /// where they are not known.
+    pub(crate) fn max_pass_times(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+    ) -> Option<[Seconds; 2]> {
+        let mut most = [Seconds(0.0); 2];
+        for grouping in self.groupings(spec) {
+            let prepared = self.prepare(spec, grouping, context);
+            let order = prepared.order.as_ref()?;
+            for (at, most) in most.iter_mut().enumerate() {
+                let [forward, backward] = [0, 1].map(|pass| if pass == at { -1.0 } else { 0.0 });
+                let weights = StepWeights { forward, backward, ..StepWeights::default() };
+                let times = prepared.priced.weighted_pass_times(&weights);
+                *most = Seconds(most.0.max(-order.cheapest(&times)?.cost));
+            }
+        }
+        Some(most)
     }
 
     /// The least of all groupings, cached.

@@ -254,6 +254,7 @@ impl TraceProcess {
 
     fn instruction(self, instr: &Instr, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {
         let thread = match instr.action {
+            Action::Collective(_) if instr.overlaps_collectives() => BUCKETS,
             Action::Collective(_) | Action::Send(_) | Action::Receive(_) => COMMUNICATION,
             _ => COMPUTE,
         };

@@ -7,11 +7,12 @@
 //! | gradient buckets | at their points in the last pass | before the rest of the step phase |
 //! | gather buckets | at the end of the step | at their points in the next first pass, and before anything else reads weights |
 //!
-//! While a bucket is pending, collectives within the pass stay on the thread of the device: they would wait for the bucket. One that
-//! uses the communicator of a pending collective waits for it, since a communicator serves one thread at a time.
+//! While a bucket is pending, collectives within the pass stay on the thread of the device: they would wait for the bucket. So do
+//! collectives that run beside one over the data axis. One that uses the communicator of a pending collective waits for it, since a
+//! communicator serves one thread at a time.
 #![allow(unsafe_code)]
 
-use narrows_plan::program::{Action, CollectiveOp, MicrobatchPass, Phase};
+use narrows_plan::program::{Action, CollectiveOp, Instr, MicrobatchPass, Phase};
 use narrows_runtime::{PartOrder, PassPart, ScheduledInstruction, TimeCategory, pass_parts};
 
 use super::{collective, run_instruction};
@@ -50,28 +51,30 @@ fn run_part(device: &mut CpuDevice, part: &PassPart) -> Result<(), StopReason> {
         device.clock.read(TimeCategory::Other);
     }
     let categories = &device.categories.of(part.pass.chunk_phase())[part.instructions.clone()];
-    // Index of the last instruction beside all pending collectives of this pass.
-    let mut overlapped_until = None;
+    // The last of the collectives of this pass that are pending, one after the other, and the last instruction beside them.
+    let mut pending: Option<(&Instr, usize)> = None;
     let instructions = part.instructions.clone().zip(part.scheduled(stage)).zip(categories);
     for ((index, scheduled), category) in instructions {
-        if overlapped_until.is_some_and(|last| last < index) {
+        if pending.is_some_and(|(_, last)| last < index) {
             wait(device, CommunicationThread::wait)?;
-            overlapped_until = None;
+            pending = None;
         }
         if let Action::Collective(op) = &scheduled.instr.action
             && let Some(communication) = &device.communication
         {
             let overlapped = scheduled.instr.overlapped_instrs;
             let is_handed_over = is_beside
-                || overlapped_until.is_some()
-                || overlapped > 0 && communication.is_idle();
+                || match pending {
+                    // Collectives in sequence, of which one may read the result of the one before.
+                    Some((before, _)) => {
+                        before.collectives_in_sequence(std::slice::from_ref(scheduled.instr)) > 0
+                    }
+                    None => overlapped > 0 && communication.is_idle(),
+                };
             if is_handed_over {
                 hand_over(device, &scheduled, (index, op));
                 if !is_beside {
-                    // Collectives run one after the other, so that one may read the result of the one before. What follows the
-                    // overlapped instructions of any of them waits for all.
-                    let last = index.saturating_add(overlapped);
-                    overlapped_until = Some(overlapped_until.unwrap_or(last).min(last));
+                    pending = Some((scheduled.instr, index.saturating_add(overlapped)));
                 }
                 continue;
             }
@@ -86,7 +89,7 @@ fn run_part(device: &mut CpuDevice, part: &PassPart) -> Result<(), StopReason> {
         run_instruction(device, &scheduled)?;
         device.clock.end_instruction(*category, start);
     }
-    if overlapped_until.is_some() {
+    if pending.is_some() {
         wait(device, CommunicationThread::wait)?;
     }
     if let (PartOrder::BesideNextStep(bucket), Some(communication)) =

@@ -151,13 +151,14 @@ impl ScheduleBuilder<'_> {
             }
         };
         let stream = match &work {
+            NodeWork::Collective(_) if instr.overlaps_collectives() => StreamId::Buckets,
             NodeWork::Collective(_) => StreamId::Collectives,
             _ => StreamId::Compute,
         };
         Ok(GraphNode {
             stream,
             work,
-            waits_for: None,
+            waits_for: vec![],
             is_awaited: false,
             category: TimeCategory::of_instruction(instr),
             name: instr.action.name(),

@@ -72,9 +72,9 @@ pub struct GraphNode {
     pub stream: StreamId,
     /// Work of the node.
     pub work: NodeWork,
-    /// Index of the node of the other stream that must have ended before.
-    pub waits_for: Option<usize>,
-    /// Whether a node of the other stream waits for this one.
+    /// Indices of the nodes of other streams that must have ended before, at most one of each stream.
+    pub waits_for: Vec<usize>,
+    /// Whether a node of another stream waits for this one.
     pub is_awaited: bool,
     /// Category of its time.
     pub category: TimeCategory,
@@ -106,7 +106,8 @@ pub enum StreamId {
     Compute,
     /// Collectives.
     Collectives,
-    /// Gradient reductions during the last backward pass, and gathers of weights during the next forward pass.
+    /// Collectives over the data axis that overlap with passes: those of sharded parameters in each pass, gradient
+    /// reductions during the last backward pass, and gathers of weights during the next forward pass.
     Buckets,
 }
 
@@ -196,8 +197,9 @@ impl GraphSegment {
         }
     }
 
-    /// Whether it contains collectives.
-    pub fn has_collectives(&self) -> bool {
-        self.nodes.iter().any(|node| node.stream == StreamId::Collectives)
+    /// The streams of its nodes besides that of the computation.
+    pub fn collective_streams(&self) -> impl Iterator<Item = StreamId> {
+        let streams = [StreamId::Collectives, StreamId::Buckets].into_iter();
+        streams.filter(|stream| self.nodes.iter().any(|node| node.stream == *stream))
     }
 }

@@ -3,29 +3,38 @@
 //! A program says which instructions may run beside a collective: those directly after it, by their number. Everything
 //! else runs in order, as the prices of the cost model assume. Nodes of one stream execute in order anyway.
 //!
-//! A node waits for the last node of the other stream that it may not run beside, and only for that one: all nodes
-//! before it, and those they waited for, have then ended. No wait is added where an earlier node of the same
-//! stream has waited for that node or a later one.
+//! A node waits for the last node of each other stream that it may not run beside, unless that one has ended for another
+//! reason: an earlier node of the same stream, or another node that this one waits for, came after it.
 
 use super::graph::{GraphNode, StreamId};
+
+/// Of each stream, the number of nodes of the segment before which all of the stream's nodes have ended.
+type Ended = [usize; StreamId::ALL.len()];
 
 /// Sets `waits_for` and `is_awaited` of the nodes of a segment, each with the number of nodes after it that may run
 /// beside it.
 pub(super) fn add_waits(segment: Vec<(GraphNode, usize)>) -> Vec<GraphNode> {
     let (mut nodes, overlapped): (Vec<GraphNode>, Vec<usize>) = segment.into_iter().unzip();
-    // Per stream: all nodes before this index had ended when its latest node began.
-    let mut ended = [0; StreamId::ALL.len()];
+    // What has ended when each node ends.
+    let mut after: Vec<Ended> = Vec::with_capacity(nodes.len());
     for index in 0..nodes.len() {
         let stream = nodes[index].stream;
-        let begin = ended[stream as usize];
-        let latest = (begin..index).rev().find(|earlier| {
-            nodes[*earlier].stream != stream && index > *earlier + overlapped[*earlier]
-        });
-        if let Some(earlier) = latest {
-            nodes[index].waits_for = Some(earlier);
+        let before = (0..index).rev().find(|earlier| nodes[*earlier].stream == stream);
+        let mut ended = before.map_or([0; StreamId::ALL.len()], |before| after[before]);
+        for earlier in (0..index).rev() {
+            let of = nodes[earlier].stream;
+            let is_overlapped = index <= earlier + overlapped[earlier];
+            if of == stream || is_overlapped || earlier < ended[of as usize] {
+                continue;
+            }
+            nodes[index].waits_for.push(earlier);
             nodes[earlier].is_awaited = true;
-            ended[stream as usize] = earlier + 1;
+            for (ended, other) in ended.iter_mut().zip(after[earlier]) {
+                *ended = (*ended).max(other);
+            }
         }
+        ended[stream as usize] = index + 1;
+        after.push(ended);
     }
     nodes
 }
@@ -42,7 +51,7 @@ mod tests {
         GraphNode {
             stream,
             work: NodeWork::Launches(vec![]),
-            waits_for: None,
+            waits_for: vec![],
             is_awaited: false,
             category: TimeCategory::Other,
             name: "test",
@@ -59,19 +68,22 @@ mod tests {
         for _ in 0..300 {
             let count = 2 + random(14) as usize;
             let segment: Vec<(StreamId, usize)> = (0..count)
-                .map(|_| match StreamId::ALL[random(2) as usize] {
+                .map(|_| match StreamId::ALL[random(3) as usize] {
+                    StreamId::Compute => (StreamId::Compute, 0),
                     StreamId::Collectives => (StreamId::Collectives, random(4) as usize),
-                    stream => (stream, 0),
+                    StreamId::Buckets => (StreamId::Buckets, random(8) as usize),
                 })
                 .collect();
             let nodes = add_waits(segment.iter().map(|(s, count)| (node(*s), *count)).collect());
-            let all_ordered = |ignored_wait: Option<usize>| {
+            let all_ordered = |ignored_wait: Option<(usize, usize)>| {
                 let mut precedes = vec![vec![false; count]; count];
                 for index in 0..count {
-                    let wait = nodes[index].waits_for.filter(|_| ignored_wait != Some(index));
+                    let waits = nodes[index].waits_for.iter().copied();
                     let same_stream =
                         (0..index).filter(|earlier| nodes[*earlier].stream == nodes[index].stream);
-                    let direct: Vec<usize> = wait.into_iter().chain(same_stream).collect();
+                    let direct = waits
+                        .filter(|earlier| ignored_wait != Some((index, *earlier)))
+                        .chain(same_stream);
                     for earlier in direct {
                         precedes[index][earlier] = true;
                         let transitive = precedes[earlier].clone();
@@ -88,10 +100,12 @@ mod tests {
                 })
             };
             assert!(all_ordered(None));
-            for index in (0..count).filter(|index| nodes[*index].waits_for.is_some()) {
-                let earlier = nodes[index].waits_for.unwrap();
-                assert!(earlier < index && nodes[earlier].is_awaited);
-                assert!(!all_ordered(Some(index)), "the wait of node {index} is superfluous");
+            for (index, node) in nodes.iter().enumerate() {
+                for earlier in &node.waits_for {
+                    assert!(*earlier < index && nodes[*earlier].is_awaited);
+                    let without = all_ordered(Some((index, *earlier)));
+                    assert!(!without, "node {index} waits for node {earlier} without need");
+                }
             }
         }
     }

@@ -39,9 +39,9 @@ pub(crate) struct GraphExecutor {
     streams: [Arc<CudaStream>; StreamId::ALL.len()],
     /// Indexed by direction, then by [`P2pKind`].
     pub(super) p2p_streams: [[Option<P2pStream>; 2]; 2],
-    /// Recorded where a segment begins on both streams.
+    /// Recorded where a segment begins on all of its streams.
     fork: CudaEvent,
-    /// Recorded where both streams of a segment have ended.
+    /// Recorded where a stream of collectives of a segment has ended.
     join: CudaEvent,
     /// Recorded where the collectives of a bucket begin, and where gradient reductions during the last backward pass end.
     reductions: [CudaEvent; 2],
@@ -361,14 +361,15 @@ impl GraphExecutor {
         capturing: bool,
     ) -> Result<(), RunError> {
         let count = self.schedule.segments[segment].nodes.len();
-        let has_collectives = self.schedule.segments[segment].has_collectives();
+        let beside: Vec<StreamId> = self.schedule.segments[segment].collective_streams().collect();
         let check = |executor: &GraphExecutor, result| {
             executor.gpu.check("synchronising the streams", result)
         };
-        if has_collectives {
-            let [compute, collectives, _] = &self.streams;
-            let forked = self.fork.record(compute).and_then(|()| collectives.wait(&self.fork));
-            check(self, forked)?;
+        if !beside.is_empty() {
+            check(self, self.fork.record(self.compute_stream()))?;
+        }
+        for stream in &beside {
+            check(self, self.streams[*stream as usize].wait(&self.fork))?;
         }
         for first in (0..count).step_by(NODES_PER_THROTTLE) {
             if !capturing {
@@ -376,10 +377,9 @@ impl GraphExecutor {
             }
             self.enqueue_nodes(segment, first..count.min(first + NODES_PER_THROTTLE), updates)?;
         }
-        if has_collectives {
-            let [compute, collectives, _] = &self.streams;
-            let joined = self.join.record(collectives).and_then(|()| compute.wait(&self.join));
-            check(self, joined)?;
+        for stream in &beside {
+            let joined = self.join.record(&self.streams[*stream as usize]);
+            check(self, joined.and_then(|()| self.compute_stream().wait(&self.join)))?;
         }
         Ok(())
     }
@@ -414,7 +414,7 @@ impl GraphExecutor {
         for index in nodes {
             let (node, work) = (&schedule.segments[segment].nodes[index], &ready.nodes[index]);
             let stream = &streams[node.stream as usize];
-            if let Some(event) = node.waits_for.and_then(|awaited| ready.events[awaited].as_ref()) {
+            for event in node.waits_for.iter().filter_map(|at| ready.events[*at].as_ref()) {
                 check(stream.wait(event))?;
             }
             if let Some(timers) = timers {
