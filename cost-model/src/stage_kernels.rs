@@ -241,30 +241,65 @@ mod tests {
         Instr { action, reads: vec![], writes: vec![], origin: "test".into(), overlapped_instrs }
     }
 
-    /// A collective of three seconds, overlapped with two fused ops of two seconds each, then another fused op.
-    #[test]
-    fn a_collective_and_the_instructions_that_it_overlaps_with_begin_together() {
-        let collective = Action::Collective(CollectiveOp {
+    fn collective(axis: Axis) -> Action {
+        Action::Collective(CollectiveOp {
             function: CollectiveFunction::AllReduce(Reduction::Sum),
-            axis: Axis::Tensor,
+            axis,
             from: Layout::Partial,
             to: Layout::Replicated,
             payload: narrows_plan::Bytes(8),
             statistic: narrows_plan::Bytes(0),
-            group: DeviceGroup { axis: Axis::Tensor, size: 2, stride: 1 },
-        });
-        let fused = || instr(Action::Fused(FusedOp::Fill), 0);
-        let pass = [instr(collective, 2), fused(), fused(), fused()];
-        let kernel = |kernel: &narrows_plan::Kernel| match kernel {
+            group: DeviceGroup { axis, size: 2, stride: 1 },
+        })
+    }
+
+    /// Three seconds for a collective and two for anything else.
+    fn kernel(kernel: &narrows_plan::Kernel) -> Seconds {
+        match kernel {
             narrows_plan::Kernel::Collective(_) => Seconds(3.0),
             _ => Seconds(2.0),
-        };
-        let spans = |overlap: Option<OverlapSlowdown>| -> Vec<[f64; 2]> {
-            let prices = StreamPrices::new(&kernel, overlap);
-            let spans = instruction_spans(&pass, prices);
-            let total: Seconds = added_times(&pass, prices).into_iter().sum();
-            assert!((spans[3][1].0 - total.0).abs() < 1e-12);
-            spans.into_iter().map(|span| span.map(|time| time.0)).collect()
+        }
+    }
+
+    /// Spans of a pass in seconds, and the time of the pass.
+    fn spans(pass: &[Instr], overlap: Option<OverlapSlowdown>) -> (Vec<[f64; 2]>, f64) {
+        let prices = StreamPrices::new(&kernel, overlap);
+        let spans = instruction_spans(pass, prices);
+        let total: Seconds = added_times(pass, prices).into_iter().sum();
+        (spans.into_iter().map(|span| span.map(|time| time.0)).collect(), total.0)
+    }
+
+    /// Two collectives over the data axis overlap with all that follows: a fused op, a collective over the tensor axis that
+    /// overlaps with a fused op, and a collective over the tensor axis alone.
+    #[test]
+    fn collectives_over_the_data_axis_overlap_with_those_over_others() {
+        let fused = || instr(Action::Fused(FusedOp::Fill), 0);
+        let tensor = |overlapped| instr(collective(Axis::Tensor), overlapped);
+        let data = |overlapped| instr(collective(Axis::Data), overlapped);
+        let pass = [data(5), data(4), fused(), tensor(1), fused(), tensor(0), fused()];
+        let free = OverlapSlowdown { compute: 1.0, collective: 1.0 };
+        let beside = [[0.0, 2.0], [2.0, 5.0], [2.0, 4.0], [5.0, 8.0]];
+        let expected = [&[[0.0, 3.0], [3.0, 6.0]], &beside[..], &[[8.0, 10.0]]].concat();
+        assert_eq!(spans(&pass, Some(free)), (expected, 10.0));
+        let (in_order, time) = spans(&pass, None);
+        assert_eq!((in_order[6], time), ([16.0, 18.0], 18.0));
+        // Beside its fused op of 2 s, 1 s of the tensor-axis collective's 3 s runs, and the rest afterwards: what is beside the
+        // other collectives takes 2 + 4 + 3 s, in which 4.5 s of their 6 s run.
+        let slowed = OverlapSlowdown { compute: 1.0, collective: 2.0 };
+        let (spans, time) = spans(&pass, Some(slowed));
+        assert_eq!(spans[..2], [[0.0, 5.25], [5.25, 10.5]]);
+        assert_eq!((spans[5], spans[6], time), ([6.0, 9.0], [10.5, 12.5], 12.5));
+    }
+
+    /// A collective of three seconds, overlapped with two fused ops of two seconds each, then another fused op.
+    #[test]
+    fn a_collective_and_the_instructions_that_it_overlaps_with_begin_together() {
+        let fused = || instr(Action::Fused(FusedOp::Fill), 0);
+        let pass = [instr(collective(Axis::Tensor), 2), fused(), fused(), fused()];
+        let spans = |overlap: Option<OverlapSlowdown>| {
+            let (spans, time) = spans(&pass, overlap);
+            assert!((spans[3][1] - time).abs() < 1e-12);
+            spans
         };
         let free = OverlapSlowdown { compute: 1.0, collective: 1.0 };
         assert_eq!(spans(Some(free)), [[0.0, 3.0], [0.0, 2.0], [2.0, 4.0], [4.0, 6.0]]);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use narrows_plan::model::presets;
 use narrows_plan::program::{Action, BufferRole, FusedOp, Instr, Phase, Program};
-use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero};
+use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero, lower};
 use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models, to_json};
 
 fn count() -> usize {
@@ -139,6 +139,45 @@ fn errors_name_place_and_reason() {
     let outside = first_error(|program| program.stages[0].arena.0 /= 2);
     assert!(outside.contains("ends outside the arena"), "{outside}");
     println!("{doubled}\n{removed}\n{outside}");
+}
+
+/// With a tensor axis, a gather of sharded weights overlaps with all collectives of a block's pass, which overlap with
+/// computation in turn. It may not overlap with a part of such a group, nor with a collective on its own stream.
+#[test]
+fn collectives_over_the_data_axis_overlap_with_those_over_others() {
+    let model = presets::find("cola-tiny").unwrap();
+    let mesh = Mesh { tensor: 2, pipeline: 1, data: 2, context: 1 };
+    let workload = Workload { global_batch: 4, sequence_length: 64, micro_batch: 2 };
+    let context = Context {
+        overlap_grad_reduce: true,
+        overlap_tensor_collectives: true,
+        ..Context::new(mesh, workload, Precision::Fp32, Zero::Three)
+    };
+    let plan = draw_plan(&mut TestRng::new(3), &model, context).unwrap();
+    let program = lower(&plan.resolve(&model).unwrap());
+    let backward = &program.stages[0].chunks[0].backward;
+    let first = backward.iter().position(Instr::overlaps_collectives).expect("a gather");
+    let beside = |first: usize| first + 1..=first + backward[first].overlapped_instrs;
+    // A gather and a reduction, and an activation gradient's collective with a GEMM beside them.
+    let (first, [next, inner]) = (first..backward.len())
+        .filter(|at| backward[*at].overlaps_collectives())
+        .find_map(|first| {
+            let next = backward[first].collectives_in_sequence(&backward[first + 1..]);
+            let overlapped = |at: &usize| *at > first + next && backward[*at].overlapped_instrs > 0;
+            let inner = beside(first).find(overlapped).filter(|_| next > 0)?;
+            Some((first, [first + next, inner]))
+        })
+        .expect("a block with collectives of both kinds");
+    assert!(CheckedProgram::check(program.clone()).is_ok());
+    let error = |at: usize, overlapped_instrs: usize| {
+        let mut program = program.clone();
+        program.stages[0].chunks[0].backward[at].overlapped_instrs = overlapped_instrs;
+        CheckedProgram::check(program).expect_err("a program with a race").to_string()
+    };
+    let divided = error(next, inner - next);
+    assert!(divided.contains("but not with all that overlaps with it"), "{divided}");
+    let unordered = error(first, backward[first].overlapped_instrs - 1);
+    assert!(unordered.contains("which is communication too"), "{unordered}");
 }
 
 /// Plans may be resolved without the planner, so resolution checks the limit.

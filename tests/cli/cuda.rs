@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::checkpoints::{checkpoint_files, curve};
 use super::cluster::{Processes, signal, stderr, wait_all, wait_for_steps, wait_for_success};
@@ -194,6 +194,48 @@ fn each_process_has_its_own_gpu() {
             keys.map(|key| lines(&file)[3][key].clone())
         });
         assert_eq!(bytes[0], bytes[1], "{mesh}");
+    }
+}
+
+/// With a tensor axis, gathers and reductions of sharded parameters run on a stream of their own beside the collectives of
+/// activations, in whichever order the streams allow.
+#[test]
+fn sharded_parameters_overlap_with_collectives_of_activations() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(1);
+    // Nothing overlaps on CPUs unless their profile has factors.
+    let provenance = json!({ "kind": "assumed", "source": "a test", "date": "2026-11-28" });
+    let mut profile: Value =
+        serde_json::from_str(include_str!("../../profiles/cpu-local.json")).unwrap();
+    profile["overlap"] =
+        json!({ "compute_slowdown": 1.1, "collective_slowdown": 1.1, "provenance": provenance });
+    let hardware = run.at("hardware.json");
+    std::fs::write(&hardware, profile.to_string()).unwrap();
+    let arguments = |run: &Processes, backend: &str| {
+        let mesh = "--tensor 2 --data-parallel 2 --zero 3";
+        let flags = run.flags(3).replace("--threads 1", &format!("{backend} {mesh}"));
+        flags.replace("cpu-local", hardware.to_str().unwrap())
+    };
+    let trace = run.at("trace.json");
+    let traced = format!("--threads 1 --devices 4 --trace {}", trace.display());
+    stdout(&arguments(&run, &traced));
+    let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    // The lane of collectives over the data axis that overlap.
+    let events = trace["traceEvents"].as_array().unwrap();
+    let overlaps = |event: &&Value| event["tid"] == 3 && event["cat"] == "collective_exposed";
+    assert!(events.iter().filter(overlaps).count() > 10);
+    for seed in 0..3 {
+        let on_gpus = Processes::new(4);
+        let arguments = arguments(&on_gpus, "--backend cuda");
+        let begin = |rank| {
+            let of_seed = vec![("NARROWS_FAKE_CUDA_SEED", seed.to_string())];
+            let of_libraries = environment(&libraries, &on_gpus, 4);
+            let environment = [on_gpus.torchrun(rank), of_libraries, of_seed].concat();
+            on_gpus.start(rank, &arguments, environment)
+        };
+        wait_for_success((0..4).map(begin).collect());
+        let metrics = [&on_gpus, &run].map(|run| run.at("m.jsonl"));
+        assert_metrics_agree(&metrics[0], &metrics[1], 1e-4);
     }
 }
 

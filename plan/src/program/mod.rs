@@ -35,7 +35,7 @@
 //!   instructions after it. It begins when all instructions before it have ended, and ends before any later instruction
 //!   begins. If the first overlapped instructions are collectives that overlap up to the same instruction, the collectives run
 //!   one after the other. A collective over the data axis may overlap with collectives over other axes, which may overlap
-//!   with computation in turn: it runs on the stream of the buckets.
+//!   with computation in turn: it runs on a stream of its own.
 //! - *Parts of replicas.* With ZeRO, replica i of a shard group holds or updates the i-th of equal parts of a parameter's
 //!   padded buffer. Where the step phase, or an addition within a pass, accesses fewer elements of a weight or gradient than
 //!   its buffer has, it accesses the part of the device's own replica.

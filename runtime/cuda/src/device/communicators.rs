@@ -20,7 +20,7 @@ use std::{ptr, thread};
 use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
-use narrows_plan::program::{CollectiveFunction, Program, Reduction};
+use narrows_plan::program::{CollectiveFunction, Instr, Program, Reduction};
 use narrows_plan::{DType, DeviceGroup};
 
 use super::communicator::{
@@ -35,15 +35,33 @@ use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::{MeshCoordinates, collective_groups};
 use narrows_runtime::{PipelineDirection, RunError};
 
-/// Maximum number of thread blocks of a transfer, and of a collective. Transfers over different stage boundaries must
-/// progress concurrently with each other, with a collective of the pass and with a gradient reduction beside it,
-/// whatever the other devices do first: four transfers and two collectives together take 96 blocks, fewer than the 108
-/// multiprocessors of an A100, so that all are resident.
+/// Maximum number of thread blocks of a transfer.
 const P2P_BLOCKS_MAX: c_int = 8;
+
+/// Maximum number of thread blocks of a collective, for all programs.
 const COLLECTIVE_BLOCKS_MAX: c_int = 32;
+
+/// Multiprocessors of an A100.
+const MULTIPROCESSORS_MIN: c_int = 108;
 
 /// Maximum time for aborting all communicators.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum number of thread blocks of a collective of a program. Transfers over different stage boundaries must progress
+/// concurrently with each other, with a collective of activations, a collective of sharded parameters and one of a bucket,
+/// whatever the other devices do first: together they take fewer blocks than there are multiprocessors, so that all are
+/// resident.
+fn collective_blocks_max(program: &Program) -> c_int {
+    let has_buckets = program
+        .stages
+        .iter()
+        .any(|stage| !(stage.gradient_buckets.is_empty() && stage.gather_buckets.is_empty()));
+    let of_parameters = program.instructions().any(Instr::overlaps_collectives);
+    let of_activations = program.context.has_activation_collectives();
+    let at_once = [has_buckets, of_parameters, of_activations].map(c_int::from).iter().sum();
+    let left = MULTIPROCESSORS_MIN - 4 * P2P_BLOCKS_MAX;
+    COLLECTIVE_BLOCKS_MAX.min(left / c_int::max(at_once, 1))
+}
 
 /// All communicators of a device.
 pub(crate) struct NcclCommunicators {
@@ -105,13 +123,13 @@ impl NcclCommunicators {
             world,
             timeout,
         };
+        let blocks_max = collective_blocks_max(program);
         for group in collective_groups(program) {
             // The first member is in no other group of this shape.
             let color = coordinates.members(&group, &mesh).map(|members| members[0]);
             let title = format!("{} devices over the {} axis", group.size, group.axis.name());
             let key = coordinates.position(group.axis, &mesh);
-            let split =
-                communicators.split((color, key), title, COLLECTIVE_BLOCKS_MAX, &wait_context)?;
+            let split = communicators.split((color, key), title, blocks_max, &wait_context)?;
             communicators.groups.extend(split.map(|communicator| (group, communicator)));
         }
         communicators.split_p2p_streams(coordinates, program, &wait_context)?;

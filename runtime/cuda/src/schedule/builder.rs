@@ -151,7 +151,7 @@ impl ScheduleBuilder<'_> {
             }
         };
         let stream = match &work {
-            NodeWork::Collective(_) if instr.overlaps_collectives() => StreamId::Buckets,
+            NodeWork::Collective(_) if instr.overlaps_collectives() => StreamId::ShardedParameters,
             NodeWork::Collective(_) => StreamId::Collectives,
             _ => StreamId::Compute,
         };

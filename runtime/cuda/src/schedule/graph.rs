@@ -104,16 +104,22 @@ pub enum NodeWork {
 pub enum StreamId {
     /// Kernels and matmuls.
     Compute,
-    /// Collectives.
+    /// Collectives of activations and of the step phase, and others that overlap with no collective.
     Collectives,
-    /// Collectives over the data axis that overlap with passes: those of sharded parameters in each pass, gradient
-    /// reductions during the last backward pass, and gathers of weights during the next forward pass.
+    /// Gathers of sharded weights and reductions of their gradients that overlap with passes.
+    ShardedParameters,
+    /// Gradient reductions during the last backward pass, and gathers of weights during the next forward pass.
     Buckets,
 }
 
 impl StreamId {
     /// All streams.
-    pub const ALL: [StreamId; 3] = [StreamId::Compute, StreamId::Collectives, StreamId::Buckets];
+    pub const ALL: [StreamId; 4] =
+        [StreamId::Compute, StreamId::Collectives, StreamId::ShardedParameters, StreamId::Buckets];
+
+    /// The streams of collectives.
+    pub const OF_COLLECTIVES: [StreamId; 3] =
+        [StreamId::Collectives, StreamId::ShardedParameters, StreamId::Buckets];
 }
 
 impl ScheduleItem {
@@ -199,7 +205,7 @@ impl GraphSegment {
 
     /// The streams of its nodes besides that of the computation.
     pub fn collective_streams(&self) -> impl Iterator<Item = StreamId> {
-        let streams = [StreamId::Collectives, StreamId::Buckets].into_iter();
+        let streams = StreamId::OF_COLLECTIVES.into_iter();
         streams.filter(|stream| self.nodes.iter().any(|node| node.stream == *stream))
     }
 }

@@ -69,9 +69,9 @@ mod tests {
             let count = 2 + random(14) as usize;
             let segment: Vec<(StreamId, usize)> = (0..count)
                 .map(|_| match StreamId::ALL[random(3) as usize] {
-                    StreamId::Compute => (StreamId::Compute, 0),
                     StreamId::Collectives => (StreamId::Collectives, random(4) as usize),
-                    StreamId::Buckets => (StreamId::Buckets, random(8) as usize),
+                    StreamId::Compute => (StreamId::Compute, 0),
+                    stream => (stream, random(8) as usize),
                 })
                 .collect();
             let nodes = add_waits(segment.iter().map(|(s, count)| (node(*s), *count)).collect());

@@ -116,7 +116,8 @@ impl GraphExecutor {
         coordinates: MeshCoordinates,
         eager: bool,
     ) -> Result<GraphExecutor, CudaError> {
-        let streams = [gpu.stream(false)?, gpu.stream(true)?, gpu.stream(true)?];
+        let collectives = || gpu.stream(true);
+        let streams = [gpu.stream(false)?, collectives()?, collectives()?, collectives()?];
         let event = || gpu.check("an event", gpu.context.new_event(None));
         let link = |direction: PipelineDirection, kind: P2pKind| {
             if !schedule.has_transfers(direction, kind) {
@@ -394,7 +395,7 @@ impl GraphExecutor {
 
     /// Enqueues the collectives of a bucket on their stream, from here on beside the compute stream.
     fn enqueue_bucket(&mut self, segment: usize) -> Result<(), RunError> {
-        let [compute, _, buckets] = &self.streams;
+        let [compute, .., buckets] = &self.streams;
         let [begin, _] = &self.reductions;
         let forked = begin.record(compute).and_then(|()| buckets.wait(begin));
         self.gpu.check("synchronising the streams", forked)?;

@@ -159,7 +159,6 @@ impl GraphExecutor {
     }
 
     fn recent_collectives(&self, timers: &InstructionTimers) -> Vec<String> {
-        let collectives = [StreamId::Collectives, StreamId::Buckets];
         let of_stream = |stream: StreamId| {
             activity_lines(timers.nodes(stream).filter_map(|(timed, ended)| {
                 let node = &self.schedule.segments[timed.segment].nodes[timed.index];
@@ -167,7 +166,7 @@ impl GraphExecutor {
                 Some((describe_collective(node, collective), ended))
             }))
         };
-        collectives.into_iter().flat_map(of_stream).collect()
+        StreamId::OF_COLLECTIVES.into_iter().flat_map(of_stream).collect()
     }
 
     fn recent_items(&self) -> Vec<String> {
