@@ -1,6 +1,6 @@
 //! Work of sharded parameters that the blocks of a stage do not count.
 //!
-//! With overlap, the gather of a block's weights and the reduction of its gradients run during the pass of another block,
+//! With overlap, the gather of a block's weights and the reduction of its gradients run during the pass of another segment,
 //! and a block counts the least time that they can add. The gather for the first block of a pass and the reduction of
 //! the last block overlap with no pass of a block. The additions of reduced parts are the same for every choice of a block
 //! on one device of the tensor axis; a step of one microbatch has none.

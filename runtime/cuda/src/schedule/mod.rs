@@ -12,8 +12,9 @@
 //! [`ScheduleItem::Reductions`] on a stream of its own. Gathers of updated weights follow on that stream at the end of the
 //! step ([`ScheduleItem::Gathers`]); the first pass of the next step is divided where it awaits them.
 //!
-//! Within a segment, collectives run on a stream beside that of the computation ([`StreamId`]). `waits` derives
-//! the dependencies between the two streams from what the program overlaps.
+//! Within a segment, collectives run on streams beside that of the computation ([`StreamId`]): those of sharded parameters,
+//! which overlap with collectives of activations, have one of their own. `waits` derives the dependencies between the streams
+//! from what the program overlaps.
 //!
 //! Nothing here needs a GPU.
 
