@@ -2,10 +2,9 @@
 //! with the casts before them, and the addition of the reduced parts.
 //!
 //! A block has one collective of each kind for all of its parameters, so its price is not a sum over ops. Each op
-//! counts with its bytes at the least time per byte that the block's choices allow: exact where all choices have the same
-//! bytes, as on one device of the tensor axis, and a lower bound otherwise. A collective overlapped with computation
-//! counts the least time it can add. The additions count for none of the ops; a step of one microbatch has them only
-//! with rounded gradients.
+//! counts a share of a [`BytesLine`] below it, which is exact where all choices have the same bytes, as on one device of the
+//! tensor axis. A collective overlapped with computation counts the least time it can add. The additions count for none of the
+//! ops; a step of one microbatch has them only with rounded gradients.
 
 use narrows_plan::emit::{
     accumulate_gradient_part, all_gather, reduce_scatter, round_microbatch_gradient,
@@ -16,6 +15,7 @@ use narrows_plan::program::{Action, CollectiveOp, Extent};
 use narrows_plan::strategy::OpParameters;
 use narrows_plan::{Bytes, Context, Seconds};
 
+use crate::bytes_line::BytesLine;
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::StepWeights;
 
@@ -85,8 +85,8 @@ pub(crate) struct ShardingPrices<'a> {
     price: KernelPrice<'a>,
     /// The part of a collective's time that it adds to the pass at least.
     counted: f64,
-    /// Seconds per byte of gathered weights and of reduced gradients.
-    per_byte: [f64; 2],
+    /// The gather of the weights, and the reduction of the gradients.
+    lines: [BytesLine; 2],
     pub least: ShardingMin,
 }
 
@@ -104,23 +104,29 @@ impl<'a> ShardingPrices<'a> {
             Some(slowdown) if context.overlap_grad_reduce => slowdown.hidden_cost(),
             _ => 1.0,
         };
-        let [gather, reduction] = [
-            CollectiveRange::new(ops, (gathered_bytes, all_gather), context, prices),
-            CollectiveRange::new(ops, (reduced_bytes, reduce_scatter), context, prices),
-        ];
+        let line = |bytes: CollectiveBytes, collective: fn(Bytes, &Context) -> CollectiveOp| {
+            let of_op = |op: &Vec<OpParameters>| op.iter().map(|of| bytes(of, context)).collect();
+            let of_ops: Vec<Vec<Bytes>> = ops.iter().map(of_op).collect();
+            BytesLine::below(&of_ops, |payload| {
+                let action = Action::Collective(collective(payload, context));
+                (prices.kernel)(&action.kernel(&[], &[])).0
+            })
+        };
+        let lines = [line(gathered_bytes, all_gather), line(reduced_bytes, reduce_scatter)];
         let least = ShardingMin {
-            gather: gather.least,
-            reduction: reduction.least,
+            gather: lines[0].least(),
+            reduction: lines[1].least(),
             additions: ops.iter().map(|op| additions_min(op, context, prices)).sum(),
         };
-        let per_byte = [gather.per_byte, reduction.per_byte];
-        ShardingPrices { context, price: prices.kernel, counted, per_byte, least }
+        ShardingPrices { context, price: prices.kernel, counted, lines, least }
     }
 
-    /// The least that the parameters of an op add.
-    pub(crate) fn of(&self, op: &Op, parameters: &OpParameters) -> ShardingTime {
-        let gather = self.per_byte[0] * gathered_bytes(parameters, self.context).as_f64();
-        let reduction = self.per_byte[1] * reduced_bytes(parameters, self.context).as_f64();
+    /// The least that the parameters of an op add, by its index among the ops.
+    pub(crate) fn of(&self, at: usize, op: &Op, parameters: &OpParameters) -> ShardingTime {
+        let [gather, reduction] = [
+            self.lines[0].share(at, gathered_bytes(parameters, self.context)),
+            self.lines[1].share(at, reduced_bytes(parameters, self.context)),
+        ];
         let casts = match parameters.has_sharded_gradient(self.context) {
             true => [
                 zero_microbatch_gradient(op, parameters, self.context),
@@ -129,50 +135,10 @@ impl<'a> ShardingPrices<'a> {
             false => [None, None],
         };
         ShardingTime {
-            gather: Seconds(gather),
-            reduction: Seconds(reduction),
+            gather,
+            reduction,
             casts: casts.iter().flatten().map(|template| (self.price)(&template.kernel())).sum(),
             counted: self.counted,
-        }
-    }
-}
-
-/// The collective of a block over all choices of its ops.
-#[derive(Default)]
-struct CollectiveRange {
-    /// Lower bound on its time.
-    least: Seconds,
-    /// Lower bound on its time per byte, in seconds.
-    per_byte: f64,
-}
-
-impl CollectiveRange {
-    fn new(
-        ops: &[Vec<OpParameters>],
-        (bytes, collective): (CollectiveBytes, fn(Bytes, &Context) -> CollectiveOp),
-        context: &Context,
-        prices: StreamPrices,
-    ) -> CollectiveRange {
-        let total = |pick: fn(u64, u64) -> u64| -> Bytes {
-            let of_op = |strategies: &Vec<OpParameters>| {
-                let bytes = strategies.iter().map(|op| bytes(op, context).0).reduce(pick);
-                Bytes(bytes.unwrap_or(0))
-            };
-            ops.iter().map(of_op).sum()
-        };
-        let [least, most] = [total(u64::min), total(u64::max)];
-        if least.0 == 0 {
-            return CollectiveRange::default();
-        }
-        let time = |payload| {
-            let action = Action::Collective(collective(payload, context));
-            (prices.kernel)(&action.kernel(&[], &[])).0
-        };
-        let [shortest, longest] = [time(least), time(most)];
-        CollectiveRange {
-            least: Seconds(shortest.min(longest)),
-            // A time per byte falls with the bytes: latency is shared by more of them.
-            per_byte: (shortest / least.as_f64()).min(longest / most.as_f64()),
         }
     }
 }

@@ -387,7 +387,7 @@ fn add_sharding_times(
         for (strategy, step) in steps {
             if let Some(parameters) = parameters(op, *strategy) {
                 let node = space.segment.op(OpId(op as u32));
-                step.sharding = sharding.of(&node.op, &parameters);
+                step.sharding = sharding.of(op, &node.op, &parameters);
             }
         }
     }
