@@ -130,3 +130,37 @@ fn sharded_gradients_are_reduced_in_backward_passes() {
         assert_bounded(&any, schedules.map(|schedule| Request { schedule, ..any.clone() }));
     }
 }
+
+/// Where computation and collectives slow each other much, a collective adds less to a short pass of the embedding than to a long
+/// one.
+#[test]
+fn collectives_beside_the_embedding_add_least_to_one_of_its_passes() {
+    let slow = |compute: f64, collective: f64| {
+        let mut file = profile::preset("a100-80gb-8").unwrap().file().clone();
+        file.links.intra_node.bandwidth_bytes_per_s *= 0.003;
+        file.links.inter_node.bandwidth_bytes_per_s *= 0.1;
+        let overlap = file.overlap.as_mut().expect("factors of overlap");
+        (overlap.compute_slowdown, overlap.collective_slowdown) = (compute, collective);
+        file.resolve().expect("a profile")
+    };
+    let text = r#"{"format": "narrows-model/1", "hidden": 1024, "vocab": 1024, "heads": 16, "d_ff": 2048,
+        "max_sequence_length": 4096, "blocks": {"count": 1, "default": {"product": "swiglu",
+        "all": {"rank": 64, "activation": "identity"}}}}"#;
+    let model = model::read("one-block.json", text).expect("a model");
+    for profile in [slow(3.0, 8.0), slow(4.0, 2.5), slow(3.0, 3.0)] {
+        for zero in [Zero::Two, Zero::Three] {
+            let any = Request {
+                tensor: Some(4),
+                pipeline: Some(1),
+                zero: Some(zero),
+                overlap_grad_reduce: Some(true),
+                profile: profile.clone(),
+                ..request(model.clone(), "a100-80gb-8", [32, 32, 256])
+            };
+            assert_bounded(
+                &any,
+                [4, 2, 1].map(|size| Request { micro_batch: Some(size), ..any.clone() }),
+            );
+        }
+    }
+}

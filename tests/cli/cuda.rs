@@ -220,9 +220,9 @@ fn sharded_parameters_overlap_with_collectives_of_activations() {
     let traced = format!("--threads 1 --devices 4 --trace {}", trace.display());
     stdout(&arguments(&run, &traced));
     let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
-    // The lane of collectives over the data axis that overlap.
+    // The thread of overlapped collectives of sharded parameters.
     let events = trace["traceEvents"].as_array().unwrap();
-    let overlaps = |event: &&Value| event["tid"] == 3 && event["cat"] == "collective_exposed";
+    let overlaps = |event: &&Value| event["tid"] == 4 && event["cat"] == "collective_exposed";
     assert!(events.iter().filter(overlaps).count() > 10);
     for seed in 0..3 {
         let on_gpus = Processes::new(4);

@@ -62,7 +62,8 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
     Ok(())
 }
 
-/// Checks the kind of an instruction that runs beside a collective. Collectives over the data axis have a stream of their own.
+/// Checks the kind of an instruction that runs beside a collective. Overlapped collectives over the data axis have a stream of
+/// their own.
 fn check_beside(collective: &Instr, other: &Instr) -> CheckResult {
     let is_allowed = match &other.action {
         Action::Collective(op) => collective.overlaps_collectives() && op.axis != Axis::Data,

@@ -66,7 +66,10 @@ fn at_ends(
     [forward, backward]
 }
 
-/// The time that a collective overlapped with `computation` adds to the least time that it adds to any computation.
-fn added(collective: Seconds, computation: Seconds, slowdown: OverlapSlowdown) -> Seconds {
-    slowdown.exposed(collective, computation) - collective * slowdown.hidden_cost()
+/// The least time that a collective overlapped with computation of `longest` or less adds beyond the least that it adds to any
+/// computation. As computation grows from none, beside which the collective adds its own time, what it adds only falls, or
+/// only rises where both slow each other much.
+fn added(collective: Seconds, longest: Seconds, slowdown: OverlapSlowdown) -> Seconds {
+    let exposed = slowdown.exposed(collective, longest).0.min(collective.0);
+    Seconds(exposed) - collective * slowdown.hidden_cost()
 }

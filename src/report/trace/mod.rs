@@ -1,9 +1,9 @@
 //! Trace events in the format of Perfetto and chrome://tracing.
 //!
 //! A process of the trace is a device, or in the trace of a run a stage of the predicted step, whose devices are equal.
-//! A process has four threads: the step and its passes, compute instructions, communication, and the collectives of
-//! buckets: gradient reductions during the last backward pass, and gathers of weights during the first forward pass. Times
-//! are microseconds from the start of the first traced step, which is also the start of the predicted step.
+//! A process has five threads: the step and its passes, compute instructions, communication, the collectives of buckets
+//! (gradient reductions during the last backward pass, and gathers of weights during the first forward pass), and overlapped
+//! collectives of sharded parameters in passes. Times are microseconds from the start of the first traced step, which is also the start of the predicted step.
 
 mod extent;
 mod file;
@@ -29,6 +29,7 @@ const PASSES: u64 = 0;
 const COMPUTE: u64 = 1;
 const COMMUNICATION: u64 = 2;
 const BUCKETS: u64 = 3;
+const SHARDED_PARAMETERS: u64 = 4;
 
 /// Number of the first process of the predicted step.
 const PREDICTED: u64 = 1_000_000;
@@ -254,7 +255,7 @@ impl TraceProcess {
 
     fn instruction(self, instr: &Instr, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {
         let thread = match instr.action {
-            Action::Collective(_) if instr.overlaps_collectives() => BUCKETS,
+            Action::Collective(_) if instr.overlaps_collectives() => SHARDED_PARAMETERS,
             Action::Collective(_) | Action::Send(_) | Action::Receive(_) => COMMUNICATION,
             _ => COMPUTE,
         };
@@ -316,7 +317,7 @@ fn outside_buckets(stage: &StageProgram) -> Range<usize> {
 }
 
 /// The names of a process and of its threads.
-fn metadata(pid: u64, name: &str) -> [TraceEvent; 6] {
+fn metadata(pid: u64, name: &str) -> [TraceEvent; 7] {
     let meta = |kind: &str, tid: u64, args: Value| {
         let (name, ph, cat) = (kind.to_owned(), "M", "");
         TraceEvent { name, ph, cat, ts: 0.0, dur: 0.0, pid, tid, args }
@@ -329,6 +330,7 @@ fn metadata(pid: u64, name: &str) -> [TraceEvent; 6] {
         thread(COMPUTE, "compute"),
         thread(COMMUNICATION, "communication"),
         thread(BUCKETS, "overlapped gradient reductions and weight gathers"),
+        thread(SHARDED_PARAMETERS, "overlapped collectives of sharded parameters"),
     ]
 }
 
