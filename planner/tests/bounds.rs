@@ -131,8 +131,8 @@ fn sharded_gradients_are_reduced_in_backward_passes() {
     }
 }
 
-/// Where computation and collectives slow each other much, a collective adds less to a short pass of the embedding than to a long
-/// one.
+/// A collective adds less to a short pass of the embedding than to a long one where computation and collectives slow each other
+/// much.
 #[test]
 fn collectives_beside_the_embedding_add_least_to_one_of_its_passes() {
     let slow = |compute: f64, collective: f64| {
