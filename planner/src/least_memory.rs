@@ -83,7 +83,9 @@ pub(crate) fn search_least_memory(
             let value = Objective::Memory.value(plan);
             let proven = proof.report(request, Some(value), report.contexts.clone());
             let SearchReport { objective, status, gap, bound, objective_bound, .. } = proven;
-            SearchReport { objective, status, gap, bound, objective_bound, ..report }
+            let has_refuted_bound = proven.has_refuted_bound || report.has_refuted_bound;
+            let ended = SearchReport { objective, status, gap, bound, objective_bound, ..report };
+            SearchReport { has_refuted_bound, ..ended }
         }
     };
     solvers.add_effort(&mut report);

@@ -49,6 +49,7 @@ impl ProofState {
             objective,
             status,
             is_interrupted: false,
+            has_refuted_bound: refuted,
             gap: if gap <= ROUNDING { 0.0 } else { gap },
             bound: objective.step_time_bound(bound),
             objective_bound: bound,

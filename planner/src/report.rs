@@ -18,6 +18,9 @@ pub struct SearchReport {
     pub status: SearchStatus,
     /// Whether the search was stopped from outside; its status is then [`SearchStatus::TimeLimit`].
     pub is_interrupted: bool,
+    /// Whether the plan is better than the bound of the search, which is a defect. The reported bound is then a simple one,
+    /// without any solver.
+    pub has_refuted_bound: bool,
     /// Relative difference between the plan's value of the objective and the bound: `(value − bound) / value`.
     pub gap: f64,
     /// Lower bound on the step time: no plan is faster. Zero with another objective, which proves nothing about it.

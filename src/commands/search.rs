@@ -50,6 +50,12 @@ pub fn search_until(
         None => search_until_interrupted(request, cache, stop),
     });
     warn_of_failed_solves(result.report.failed_solves);
+    if result.report.has_refuted_bound {
+        output::warn(
+            "the plan is better than the bound of its search, which is a defect of this program: please report \
+             the request. The reported bound is that of the model's size alone",
+        );
+    }
     result
 }
 
