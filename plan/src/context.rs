@@ -369,7 +369,7 @@ impl Context {
         if self.mesh.tensor == 1 { Axis::Context } else { Axis::Tensor }
     }
 
-    /// Whether passes may have collectives of activations, with which other collectives do not overlap.
+    /// Whether passes may have collectives of activations.
     pub fn has_activation_collectives(&self) -> bool {
         self.mesh.tensor > 1 || self.mesh.context > 1
     }

@@ -84,8 +84,15 @@ pub(crate) fn search_least_memory(
             let proven = proof.report(request, Some(value), report.contexts.clone());
             let SearchReport { objective, status, gap, bound, objective_bound, .. } = proven;
             let has_refuted_bound = proven.has_refuted_bound || report.has_refuted_bound;
-            let ended = SearchReport { objective, status, gap, bound, objective_bound, ..report };
-            SearchReport { has_refuted_bound, ..ended }
+            SearchReport {
+                objective,
+                status,
+                has_refuted_bound,
+                gap,
+                bound,
+                objective_bound,
+                ..report
+            }
         }
     };
     solvers.add_effort(&mut report);

@@ -19,9 +19,8 @@
 //!
 //! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the segment before
 //! it. During the backward pass of a segment, the weights of the block before it are gathered and the gradients of the block
-//! after it are reduced. Every pass of f seconds takes at least g + c·(1 − 1/k)·f for the collectives of g seconds beside it,
-//! whether they overlap with all of the pass or with a part of it. The head's backward pass counts in full, and the gather beside
-//! it with the least that it adds.
+//! after it are reduced. Every pass of f seconds takes at least g + c·(1 − 1/k)·f for the collectives of g seconds beside it.
+//! The head's backward pass counts in full, and the gather beside it with the least that it adds.
 //!
 //! All of these times depend on the same decisions: the bound is the least of their sum over all decisions of each segment.
 

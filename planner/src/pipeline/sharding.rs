@@ -43,25 +43,26 @@ fn at_ends(
     embedding_and_head: &EmbeddingAndHead,
     shapes: &[ShardingMin],
 ) -> [Seconds; 2] {
-    let Some(slowdown) = segments.prices(context).overlap_slowdown() else {
+    let slowdown = segments.prices(context).overlap_slowdown();
+    let Some(slowdown) = slowdown.filter(|_| context.overlap_grad_reduce) else {
         return Default::default();
     };
-    if !context.overlap_grad_reduce {
-        return Default::default();
-    }
     // The first block of a later stage and the last block of an earlier stage may have any shape.
     let any = shapes.iter().copied().reduce(ShardingMin::min).unwrap_or_default();
     let first = if stage == 0 { shapes[segments.layer_shapes()[0]] } else { any };
     let (boundary, tied) = (embedding_and_head.boundary, embedding_and_head.tied_weight);
     let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, boundary, tied);
-    let nothing = [Seconds(0.0); 2];
-    let beside = if stage == 0 { segments.max_pass_times(spec, context) } else { Some(nothing) };
-    let Some([during_gather, during_reduction]) = beside else { return Default::default() };
+    let alone = Seconds(0.0);
+    let longest = match stage {
+        0 => segments.max_pass_times(spec, context),
+        _ => Some([alone; 2]),
+    };
+    let Some([during_gather, during_reduction]) = longest else { return Default::default() };
     let forward = added(first.gather, during_gather, slowdown);
     let mut backward = added(first.reduction, during_reduction, slowdown);
     if stage + 1 < context.mesh.pipeline {
         // The last block's weights are gathered after the gradient has been received.
-        backward += added(any.gather, nothing[0], slowdown);
+        backward += added(any.gather, alone, slowdown);
     }
     [forward, backward]
 }

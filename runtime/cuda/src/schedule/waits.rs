@@ -6,6 +6,8 @@
 //! A node waits for the last node of each other stream that it may not run beside, unless that one has ended for another
 //! reason: an earlier node of the same stream, or another node that this one waits for, came after it.
 
+use std::cmp::Reverse;
+
 use super::graph::{GraphNode, StreamId};
 
 /// Of each stream, the number of nodes of the segment before which all of the stream's nodes have ended.
@@ -17,14 +19,20 @@ pub(super) fn add_waits(segment: Vec<(GraphNode, usize)>) -> Vec<GraphNode> {
     let (mut nodes, overlapped): (Vec<GraphNode>, Vec<usize>) = segment.into_iter().unzip();
     // What has ended when each node ends.
     let mut after: Vec<Ended> = Vec::with_capacity(nodes.len());
+    let mut of_stream: [Vec<usize>; StreamId::ALL.len()] = Default::default();
     for index in 0..nodes.len() {
         let stream = nodes[index].stream;
-        let before = (0..index).rev().find(|earlier| nodes[*earlier].stream == stream);
-        let mut ended = before.map_or([0; StreamId::ALL.len()], |before| after[before]);
-        for earlier in (0..index).rev() {
-            let of = nodes[earlier].stream;
-            let is_overlapped = index <= earlier + overlapped[earlier];
-            if of == stream || is_overlapped || earlier < ended[of as usize] {
+        let before = of_stream[stream as usize].last();
+        let mut ended = before.map_or(Ended::default(), |before| after[*before]);
+        let is_ordered = |earlier: &usize| index > *earlier + overlapped[*earlier];
+        let others = StreamId::ALL.into_iter().filter(|other| *other != stream);
+        let mut last: Vec<usize> = others
+            .filter_map(|other| of_stream[other as usize].iter().copied().rev().find(is_ordered))
+            .collect();
+        // Later nodes first: others may have ended before them.
+        last.sort_unstable_by_key(|earlier| Reverse(*earlier));
+        for earlier in last {
+            if earlier < ended[nodes[earlier].stream as usize] {
                 continue;
             }
             nodes[index].waits_for.push(earlier);
@@ -33,6 +41,7 @@ pub(super) fn add_waits(segment: Vec<(GraphNode, usize)>) -> Vec<GraphNode> {
                 *ended = (*ended).max(other);
             }
         }
+        of_stream[stream as usize].push(index);
         ended[stream as usize] = index + 1;
         after.push(ended);
     }
