@@ -48,18 +48,21 @@ impl Partition {
                     round_trip_after: round_trip(stage + 1..times.len()),
                 };
                 let position = position(stage);
-                let mut passes = position.bound_zero_bubble(&around, times[stage], backward(stage));
+                let (own, backward) = (times[stage], backward(stage));
+                let passes = |of_one| position.bound_zero_bubble(&around, of_one, own, backward);
+                let mut before_step_phase = passes(own);
                 let uncounted =
                     overheads[stage].slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
                 if stage > 0 && deferred(stage) > 0.0 {
                     let later_blocks = self.stages[stage].blocks.iter().skip(1);
                     let reductions: Seconds = later_blocks.map(|block| block.time.overlapped).sum();
-                    let busy = step.microbatches as f64 * times[stage] - deferred(stage);
-                    passes = passes.max(around.forward_before + busy + uncounted * reductions.0);
+                    let before_last = passes(own - deferred(stage));
+                    before_step_phase =
+                        before_step_phase.max(before_last + uncounted * reductions.0);
                 }
                 let hidden_gathers = overheads[stage].gather_hidden_cost * around.forward_before;
-                let last_return = position.last_return(&around, times[stage]) + step_phase(0);
-                (passes + step_phase(stage) - hidden_gathers).max(last_return)
+                let last_return = position.last_return(&around, own) + step_phase(0);
+                (before_step_phase + step_phase(stage) - hidden_gathers).max(last_return)
             };
             return (0..times.len()).map(of_stage).fold(0.0, f64::max);
         }

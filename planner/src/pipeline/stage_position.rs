@@ -58,19 +58,22 @@ impl StagePosition {
         }
     }
 
-    /// Lower bound on a zero-bubble step because of the stage, without its step phase.
+    /// Lower bound on the passes of the stage in a zero-bubble step, without its step phase: of one microbatch those that take
+    /// `of_one`, and of each other one `own`, of which `own_backward` runs backward.
     pub(super) fn bound_zero_bubble(
         &self,
         around: &PassesAround,
+        of_one: f64,
         own: f64,
         own_backward: f64,
     ) -> f64 {
         let microbatches = self.step.microbatches as f64;
         let in_flight = self.depth().min(self.step.microbatches) as f64;
-        let busy = around.forward_before + microbatches * own;
-        let later_passes =
-            (microbatches - in_flight + 1.0) * own + (in_flight - 1.0) * own_backward;
-        busy.max(around.forward_before + around.round_trip_after + later_passes)
+        let busy = (microbatches - 1.0) * own;
+        let waiting = around.round_trip_after
+            + (microbatches - in_flight) * own
+            + (in_flight - 1.0) * own_backward;
+        around.forward_before + of_one + busy.max(waiting)
     }
 
     /// Lower bound on the end of the passes of the first stage of a zero-bubble pipeline, because of the stage.

@@ -21,15 +21,16 @@
 //! ```text
 //! maxₛ uₛ + Σ_{j<s} fⱼ + m·tₛ
 //! maxₛ uₛ + Σ_{j<s} fⱼ + Σ_{j>s} t'ⱼ + (m − v + 1)·tₛ + (v − 1)·bₛ  where v = min(m, wₛ)
-//! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + t'ₛ + r'ₛ               fₛ alone where s has no weight-gradient passes,
-//!                                                     as without blocks
+//! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + t'ₛ + r'ₛ               fₛ in place of t'ₛ where s has no weight-gradient
+//!                                                     passes, as without blocks
+//! maxₛ uₛ + Σ_{j<s} fⱼ + Σ_{j>s} t'ⱼ + (m − v)·tₛ + (v − 1)·bₛ + t'ₛ + r'ₛ   likewise
 //! maxₛ u₀ + t₀ + Σ_{0<j<s} t'ⱼ + (m − k)·tₛ + k·t'ₛ                     where k = min(m, s + 1) and s > 0
 //! maxₛ u₀ + t₀ + Σ_{0<j<s} t'ⱼ + 2·Σ_{j>s} t'ⱼ + (n − k)·tₛ + k·t'ₛ     where n = m − wₛ + 1 > 1 and k = min(n, s + 1)
 //! maxₛ u₀ + 2·Σ_{j>s} t'ⱼ + n·tₛ                                        for s = 0
 //! ```
 //! Second bound: the first backward pass of stage s follows the round trip of the first microbatch, and until then the
-//! stage has run at most v forward passes and no backward pass. Third bound: all gradient reductions begin after the last
-//! pass has begun, which is a short one; r' is the part of their time that u does not count. Fourth bound: the backward pass
+//! stage has run at most v forward passes and no backward pass. Third and fourth bound: all gradient reductions begin after the
+//! last pass has begun, which is a short one; r' is the part of their time that u does not count. Fifth bound: the backward pass
 //! of the last microbatch follows all other passes of stage s but the weight gradients of k microbatches, and then visits the
 //! earlier stages, of which the first computes its weight gradients in the same pass. Last bounds: stage s waits for the later
 //! stages twice, before its first backward pass and before that of the last microbatch. From the one to the other it runs
@@ -298,7 +299,8 @@ impl PrefixBounds {
             let around = self.passes_around(stage, &run);
             let backward = overhead.backward.0 + self.passes[run.end].backward
                 - self.passes[run.start].backward;
-            let mut passes = position.bound_zero_bubble(&around, own, backward);
+            let passes = |of_one| position.bound_zero_bubble(&around, of_one, own, backward);
+            let mut before_step_phase = passes(own);
             if stage > 0 {
                 // The last microbatch before the last pass of the stage.
                 let of_blocks = |pass: fn(&PassTimesMin) -> f64| {
@@ -314,14 +316,13 @@ impl PrefixBounds {
                 // Those of the first block are counted.
                 let later_blocks = (run.start + 1).min(run.end);
                 let reductions = sum_of_run(&self.uncounted_reductions, &(later_blocks..run.end));
-                let before = around.forward_before + (microbatches - 1.0) * own;
-                passes = passes.max(before + last + reductions);
+                before_step_phase = before_step_phase.max(passes(last) + reductions);
             }
             let hidden_gathers = self.gather_hidden_cost * around.forward_before;
             let waited = around.forward_before - hidden_gathers;
             let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
             let last_return = self.with_first_stage(position.last_return(&around, own), first);
-            let mut bound = (passes + step_phase).max(waited + all).max(last_return);
+            let mut bound = (before_step_phase + step_phase).max(waited + all).max(last_return);
             if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
                 let after = around.round_trip_after;
                 bound = bound.max(self.first_stage_waiting(passes, after, all, first.step_phase));
