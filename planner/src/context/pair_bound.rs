@@ -65,7 +65,7 @@ impl ContextSolver<'_> {
         let fastest =
             EmbeddingAndHead::fastest(segments, context, (layout.boundary, layout.tied_weight));
         let Some(fastest) = fastest else { return 0.0 };
-        match solver.layout_bound(context, &fastest, incumbent) {
+        match solver.layout_bound(context, &solver.relaxed_layout(context, &fastest), incumbent) {
             LayoutBound::Bound { time, .. } => time.0,
             LayoutBound::NoImprovement => incumbent,
             LayoutBound::Infeasible(_) => 0.0,

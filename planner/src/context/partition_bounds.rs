@@ -11,16 +11,22 @@ use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, PipelineOverheads};
 use crate::segment::SegmentSpec;
 
+/// A layout of embedding and head of which bounds hold for all of its solutions.
+pub(super) struct RelaxedLayout {
+    embedding_and_head: EmbeddingAndHead,
+    pub(super) overheads: PipelineOverheads,
+}
+
 impl ContextSolver<'_> {
     /// Bounds on the plans of a context. Layouts that cannot beat `incumbent` are not divided.
     pub(crate) fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
         let mut layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
-            let layout = (fastest.boundary, fastest.tied_weight);
-            let collectives = collective_bound(self.segments, context, layout);
+            let relaxed = self.relaxed_layout(context, &fastest);
+            let collectives = collective_bound(self.segments, context, &relaxed.overheads);
             let undivided = fastest.bound.0.max(collectives);
             let mut bound = if undivided < incumbent {
-                self.layout_bound(context, &fastest, incumbent).at_least(Seconds(undivided))
+                self.layout_bound(context, &relaxed, incumbent).at_least(Seconds(undivided))
             } else {
                 LayoutBound::NoImprovement
             };
@@ -33,14 +39,12 @@ impl ContextSolver<'_> {
         ContextBounds { layouts }
     }
 
-    /// Bound on the plans of one layout: that of the relaxed embedding and head.
-    pub(super) fn layout_bound(
+    /// The relaxed embedding and head of the layout of the fastest.
+    pub(super) fn relaxed_layout(
         &self,
         context: &Context,
         fastest: &EmbeddingAndHead,
-        incumbent: f64,
-    ) -> LayoutBound {
-        let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+    ) -> RelaxedLayout {
         let relaxed = fastest.relaxation(self.segments, context);
         let mut overheads = PipelineOverheads::new(self.request, self.segments, context, &relaxed);
         // Other solutions of embedding and head may spend less in the step phase.
@@ -58,22 +62,34 @@ impl ContextSolver<'_> {
                     Seconds(overhead.step_phase_min.0 - step_phase_savings.max(0.0));
             }
         }
-        match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
+        RelaxedLayout { embedding_and_head: relaxed, overheads }
+    }
+
+    /// Bound on the plans of one layout: that of the relaxed embedding and head.
+    pub(super) fn layout_bound(
+        &self,
+        context: &Context,
+        layout: &RelaxedLayout,
+        incumbent: f64,
+    ) -> LayoutBound {
+        let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+        let RelaxedLayout { embedding_and_head: relaxed, overheads } = layout;
+        match self.partition(context, relaxed, overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => {
                 let divided = partitions[0].bound;
-                let beyond_division = self.working_set_cost(context, &relaxed);
+                let beyond_division = self.working_set_cost(context, relaxed);
                 match divided + beyond_division {
                     time if time.0 < incumbent => LayoutBound::Bound { time, beyond_division },
                     _ if incumbent.is_finite() => LayoutBound::NoImprovement,
                     _ => LayoutBound::of_division(divided),
                 }
             }
-            PartitionResult::Interrupted => LayoutBound::of_division(fastest.bound),
+            PartitionResult::Interrupted => LayoutBound::of_division(relaxed.bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
             PartitionResult::NoneFits if incumbent.is_finite() => LayoutBound::NoImprovement,
             PartitionResult::NoneFits => {
                 let limit = self.request.arena_limit();
-                let bound = self.memory_bound(context, &relaxed).unwrap_or_default();
+                let bound = self.memory_bound(context, relaxed).unwrap_or_default();
                 let needed = bound.max(limit);
                 let evidence = MemoryEvidence::AllPlans;
                 let stage = None;
