@@ -95,6 +95,8 @@ struct CollectiveStep<'a> {
     /// What the collectives at the ends of all forward (0) and all backward passes (1) add where the others are hidden, with the
     /// additions of reduced parts, in seconds.
     at_ends: [f64; 2],
+    /// What reductions of the first block add that follow the last backward pass, in seconds.
+    after_backward: f64,
 }
 
 impl<'a> CollectiveStep<'a> {
@@ -129,6 +131,7 @@ impl<'a> CollectiveStep<'a> {
                 parts.push((SegmentSpec::block(shape, boundary), Place::Block, count as f64));
             }
         }
+        let overhead = &overheads.of(&[segments.layer_shapes().len()])[0];
         let mut step = CollectiveStep {
             segments,
             context,
@@ -136,7 +139,8 @@ impl<'a> CollectiveStep<'a> {
             hidden_cost: slowdown.hidden_cost(),
             parts,
             last_block_counts: [false; 2],
-            at_ends: at_ends(&overheads.of(&[segments.layer_shapes().len()])[0], context),
+            at_ends: at_ends(overhead, context),
+            after_backward: overhead.first_block_min.0,
         };
         if context.pass_microbatches() == 1 && !before.is_empty() {
             step.last_block_counts = [0, 1].map(|at| {
@@ -221,7 +225,10 @@ impl<'a> CollectiveStep<'a> {
         let parts: Option<f64> = self.parts.iter().map(of_part).sum();
         let hidden = [0, 1].into_iter().filter(|at| longer[*at] == Longer::Never);
         let at_ends: f64 = hidden.map(|at| self.at_ends[at]).sum();
-        Some(parts? + at_ends + self.additions(longer[1]))
+        // Those of sharded gradients follow the reductions of every pass.
+        let after_backward =
+            if longer[1] == Longer::InEveryPass { self.after_backward } else { 0.0 };
+        Some(parts? + at_ends + after_backward + self.additions(longer[1]))
     }
 
     /// Whether a segment's collectives during the first forward (0) or the last backward pass (1) count with all of their time.
