@@ -170,7 +170,8 @@ mod tests {
                 .collect();
             let line = BytesLine::below(&ops, time);
             for choice in 0..81_usize {
-                let of_op = |(op, of): (usize, &Vec<Bytes>)| of[choice / 3_usize.pow(op as u32) % 3];
+                let of_op =
+                    |(op, of): (usize, &Vec<Bytes>)| of[choice / 3_usize.pow(op as u32) % 3];
                 let chosen: Vec<Bytes> = ops.iter().enumerate().map(of_op).collect();
                 let total: Bytes = chosen.iter().copied().sum();
                 if total.0 == 0 {

@@ -19,7 +19,9 @@ use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
 use narrows_plan::{Bytes, Context, Layout, Seconds};
 
 use crate::flow_time::{FlowPrices, FlowTimes, residual_sum_time};
-use crate::memory::{DeferredBytes, flow_deferred_bytes, flow_kept_bytes, op_kept_bytes};
+use crate::memory::{
+    DeferredBytes, InFlight, SegmentBytes, flow_deferred_bytes, flow_kept_bytes, op_kept_bytes,
+};
 use crate::op_order::time_before_weight;
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{PassTimesMin, SegmentTime, StepWeights, sum};
@@ -186,6 +188,23 @@ impl PricedSpace {
         let resident = resident.chain(self.flows.iter().map(without)).collect();
         let [operands_kept, operands_written] = self.deferred_bytes();
         [resident, self.kept_bytes(), operands_kept, operands_written]
+    }
+
+    /// The bytes of the [`table`](PricedSpace::table)'s choices with these microbatches in flight.
+    pub fn bytes(&self, step_phases: &StepPhases, in_flight: InFlight) -> Vec<Vec<Bytes>> {
+        let [resident, kept, operands_kept, operands_written] = self.row_bytes(step_phases);
+        let node = |node: usize| {
+            let of_choice = |choice: usize| {
+                let deferred = DeferredBytes {
+                    kept: operands_kept[node][choice],
+                    written: operands_written[node][choice],
+                };
+                let (resident, kept) = (resident[node][choice], kept[node][choice]);
+                SegmentBytes { resident, kept, deferred }.total(in_flight)
+            };
+            (0..kept[node].len()).map(of_choice).collect()
+        };
+        (0..kept.len()).map(node).collect()
     }
 
     /// The resident bytes of the options of each op. Flows have none.

@@ -1,304 +1,22 @@
-//! Lower bound on a step whose collectives over the data axis take longer than the passes that they overlap with, on one stage.
+//! Lower bounds on the steps of one stage whose collectives over the data axis take longer than the passes that they overlap with.
 //!
-//! Without sharded gradients, the reductions begin when the head's backward pass has ended, and run one after the other. While
-//! they overlap, a reduction takes k times as long and computation c times. Let R be the time of the reductions, F and B the
-//! times of a microbatch's passes, and H the part of B that the head takes. Then the last reduction ends at
-//!
-//! ```text
-//! m·F + (m − 1)·B + H + R + c·(1 − 1/k)·(B − H)
-//! ```
-//! or later: all computation after H overlaps with reductions or runs between two of them, and the latter costs more as
-//! long as c·(1 − 1/k) is below 1. The gathers of updated weights mirror that: the first forward pass ends with the part H that
-//! follows all of them, and takes at least G + H + c·(1 − 1/k)·(F − H) for gathers of G seconds. Where passes run two
-//! microbatches, F, B and H are times of two, and m is the number of pairs.
-//!
-//! The reductions of blocks begin when the backward pass of the last block has ended too, and the forward pass of the last block
-//! follows all gathers but those of the head. Where passes run one microbatch, that block may therefore count with H, and the
-//! collectives of the head with the k·(1 − 1/c) of their time that they add at least. A model of one block is excepted: parts of
-//! its bucket overlap with its own passes.
-//!
-//! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the segment before
-//! it. During the backward pass of a segment, the weights of the block before it are gathered and the gradients of the block
-//! after it are reduced. Every pass of f seconds takes at least g + c·(1 − 1/k)·f for the collectives of g seconds beside it.
-//! The head's backward pass counts in full, and the gather beside it with the least that it adds.
-//!
-//! Where the collectives of one direction are hidden, those at the ends of a pass add more than the least, as in other bounds: the
-//! first gather, which the embedding alone hides, and the last reduction, which follows the backward pass.
-//!
-//! The last two reductions, of the second and of the first block, begin when the backward pass of the second block has ended. They may
-//! take longer than the rest of the pass, which is that of the first block and of the embedding, while all others are hidden. The
-//! first two gathers mirror that.
-//!
-//! All of these times depend on the same decisions: the bound is the least of their sum over all decisions of each segment.
+//! Each case of a [step](super::collective_step) is the least of a sum over the decisions of all segments. Where the blocks of such
+//! decisions have more bytes than fit, a multiplier λ of bytes gives a bound: the least of the sum with λ times the bytes, less λ times
+//! those that fit. As a function of λ it is concave, and the bytes are its slope: the best λ is sought where the lines at too few
+//! and at too many bytes meet.
 
-use narrows_cost_model::StepWeights;
-use narrows_plan::Context;
-use narrows_plan::graph::SegmentKind;
+use narrows_plan::{Bytes, Context};
 
-use crate::pipeline::{PipelineOverheads, StageOverhead};
-use crate::segment::{SegmentSolver, SegmentSpec};
+use super::collective_step::{CollectiveStep, Longer};
+use crate::pipeline::PipelineOverheads;
+use crate::segment::SegmentSolver;
 
-/// The passes in one direction whose collectives take longer than they do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Longer {
-    Never,
-    /// In the first forward pass before the second block, or in the last backward pass after it.
-    BesideFirstBlock,
-    /// In the first forward pass, or in the last backward pass.
-    InOnePass,
-    /// In every pass, beside the blocks.
-    InEveryPass,
-}
-
-impl Longer {
-    /// The cases that a context has in forward (0) and in backward (1) passes.
-    fn cases(context: &Context) -> [Vec<Longer>; 2] {
-        let overlaps = context.overlap_grad_reduce;
-        let of_passes = [
-            (context.gathers_in_forward(), context.shards_weights() && overlaps),
-            (overlaps, context.shards_gradients() && overlaps),
-        ];
-        of_passes.map(|(in_one, in_every)| {
-            let one = in_one.then_some(Longer::InOnePass);
-            let beside_first =
-                (in_one && !context.shards_gradients()).then_some(Longer::BesideFirstBlock);
-            let every = in_every.then_some(Longer::InEveryPass);
-            [Some(Longer::Never), beside_first, one, every].into_iter().flatten().collect()
-        })
-    }
-}
-
-/// A segment's place in the passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Embedding,
-    FirstBlock,
-    SecondBlock,
-    Block,
-    LastBlock,
-    Head,
-}
-
-/// The segments of a model on one stage, and the collectives beside them.
-struct CollectiveStep<'a> {
-    segments: &'a SegmentSolver<'a>,
-    context: &'a Context,
-    /// c·(1 − 1/k), at most 1.
-    overlapped: f64,
-    /// Least time that a hidden collective adds to a step, over its time alone.
-    hidden_cost: f64,
-    /// Distinct segments with their numbers of instances.
-    parts: Vec<(SegmentSpec, Place, f64)>,
-    /// Whether the last block counts with the head in the first forward (0) and the last backward pass (1), and the head's
-    /// collectives with the least that they add.
-    last_block_counts: [bool; 2],
-    /// What the collectives at the ends of all forward (0) and all backward passes (1) add where the others are hidden, with the
-    /// additions of reduced parts, in seconds.
-    at_ends: [f64; 2],
-    /// What reductions of the first block add that follow the last backward pass, in seconds.
-    after_backward: f64,
-}
-
-impl<'a> CollectiveStep<'a> {
-    /// `None` where nothing overlaps, and with several stages.
-    fn new(
-        segments: &'a SegmentSolver,
-        context: &'a Context,
-        overheads: &PipelineOverheads,
-    ) -> Option<CollectiveStep<'a>> {
-        let (boundary, tied_weight) = overheads.layouts();
-        let slowdown = segments.prices(context).overlap_slowdown()?;
-        (context.mesh.pipeline == 1).then_some(())?;
-        let end = |kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
-        let head = end(SegmentKind::Head);
-        let (last, before) = segments.layer_shapes().split_last()?;
-        let last = SegmentSpec::block(*last, boundary);
-        let mut parts = vec![
-            (end(SegmentKind::Embedding), Place::Embedding, 1.0),
-            (head, Place::Head, 1.0),
-            (last, Place::LastBlock, 1.0),
-        ];
-        // Parts of a split bucket overlap with passes of the first block itself, so that a pass of two microbatches is excepted.
-        let mut others = before;
-        if let ([first, second, rest @ ..], 1) = (before, context.pass_microbatches()) {
-            parts.push((SegmentSpec::block(*first, boundary), Place::FirstBlock, 1.0));
-            parts.push((SegmentSpec::block(*second, boundary), Place::SecondBlock, 1.0));
-            others = rest;
-        }
-        for shape in 0..segments.shape_count() {
-            let count = others.iter().filter(|other| **other == shape).count();
-            if count > 0 {
-                parts.push((SegmentSpec::block(shape, boundary), Place::Block, count as f64));
-            }
-        }
-        let overhead = &overheads.of(&[segments.layer_shapes().len()])[0];
-        let mut step = CollectiveStep {
-            segments,
-            context,
-            overlapped: slowdown.hidden_computation_cost(),
-            hidden_cost: slowdown.hidden_cost(),
-            parts,
-            last_block_counts: [false; 2],
-            at_ends: at_ends(overhead, context),
-            after_backward: overhead.first_block_min.0,
-        };
-        if context.pass_microbatches() == 1 && !before.is_empty() {
-            step.last_block_counts = [0, 1].map(|at| {
-                step.least_pass(last, at) * (1.0 - step.overlapped)
-                    > step.most_in_one_pass(head, at) * (1.0 - step.hidden_cost)
-            });
-        }
-        Some(step)
-    }
-
-    /// The part of a segment's forward (0) or backward (1) pass that counts.
-    fn part(&self, place: Place, at: usize, longer: Longer) -> f64 {
-        match (place, longer) {
-            (_, Longer::Never) | (Place::Head, _) => 1.0,
-            (Place::Embedding | Place::FirstBlock, Longer::BesideFirstBlock) => self.overlapped,
-            (_, Longer::BesideFirstBlock) => 1.0,
-            // Nothing is beside it: no weights are gathered for a later block, and no gradients of one are reduced.
-            (Place::LastBlock, Longer::InEveryPass)
-                if at == 0 || !self.context.shards_weights() =>
-            {
-                1.0
-            }
-            (Place::LastBlock, Longer::InOnePass) if self.last_block_counts[at] => 1.0,
-            _ => self.overlapped,
-        }
-    }
-
-    /// Least time of a segment's forward (0) or backward (1) pass of one microbatch, in seconds.
-    fn least_pass(&self, spec: SegmentSpec, at: usize) -> f64 {
-        let least = self.segments.min_pass_times(spec, self.context);
-        [least.forward, least.backward][at]
-    }
-
-    /// Most time of a segment's collectives during the first forward (0) or the last backward pass (1), in seconds.
-    fn most_in_one_pass(&self, spec: SegmentSpec, at: usize) -> f64 {
-        match at {
-            0 => self.segments.gathered_max(spec, self.context),
-            _ => self.segments.overlapped_range(spec, self.context)[1],
-        }
-    }
-
-    /// Whether some plan may have such collectives beside forward (0) or backward (1) passes.
-    fn is_possible(&self, at: usize, longer: Longer) -> bool {
-        let in_pass = match longer {
-            Longer::Never => return true,
-            Longer::BesideFirstBlock | Longer::InOnePass => {
-                self.context.pass_microbatches() as f64
-            }
-            Longer::InEveryPass => 1.0,
-        };
-        let (mut hidden, mut collectives) = (0.0, 0.0);
-        for (spec, place, count) in &self.parts {
-            let pass = in_pass * self.least_pass(*spec, at);
-            hidden += count * (1.0 - self.part(*place, at, longer)) * pass;
-            let most = match longer {
-                Longer::InEveryPass => self.segments.sharded_max(*spec, self.context)[at],
-                _ if self.counts_in_full(*place, at, longer) => self.most_in_one_pass(*spec, at),
-                _ => 0.0,
-            };
-            collectives += count * most;
-        }
-        if longer == Longer::BesideFirstBlock {
-            hidden += self.at_ends[at];
-        }
-        collectives * (1.0 - self.hidden_cost) > hidden
-    }
-
-    /// Lower bound on a step with such collectives beside forward and backward passes; `None` when a segment has no legal
-    /// decisions.
-    fn bound(&self, longer: [Longer; 2]) -> Option<f64> {
-        let mut known: Vec<(SegmentSpec, StepWeights, f64)> = vec![];
-        let of_part = |(spec, place, count): &(SegmentSpec, Place, f64)| {
-            let weights = self.weights(*place, longer);
-            let same = known.iter().find(|(other, of, _)| other == spec && *of == weights);
-            let time = match same {
-                Some((.., time)) => *time,
-                None => self.segments.min_weighted_time(*spec, self.context, &weights)?,
-            };
-            known.push((*spec, weights, time));
-            Some(count * time)
-        };
-        let parts: Option<f64> = self.parts.iter().map(of_part).sum();
-        let hidden = [0, 1].into_iter().filter(|at| longer[*at] == Longer::Never);
-        let at_ends: f64 = hidden.map(|at| self.at_ends[at]).sum();
-        // Those of sharded gradients follow the reductions of every pass.
-        let after_backward =
-            if longer[1] == Longer::InEveryPass { self.after_backward } else { 0.0 };
-        Some(parts? + at_ends + after_backward + self.additions(longer[1]))
-    }
-
-    /// Whether a segment's collectives during the first forward (0) or the last backward pass (1) count with all of their time.
-    fn counts_in_full(&self, place: Place, at: usize, longer: Longer) -> bool {
-        match longer {
-            Longer::InOnePass => place != Place::Head || !self.last_block_counts[at],
-            Longer::BesideFirstBlock => matches!(place, Place::FirstBlock | Place::SecondBlock),
-            Longer::Never | Longer::InEveryPass => false,
-        }
-    }
-
-    fn weights(&self, place: Place, longer: [Longer; 2]) -> StepWeights {
-        let (passes, in_pass) =
-            (self.context.passes() as f64, self.context.pass_microbatches() as f64);
-        let beyond_hidden = 1.0 - self.hidden_cost;
-        let [forward, backward] = [0, 1].map(|at| {
-            let part = self.part(place, at, longer[at]);
-            match longer[at] {
-                Longer::InEveryPass => in_pass * passes * part,
-                _ => in_pass * (passes - 1.0 + part),
-            }
-        });
-        let [gathered, overlapped] = [0, 1].map(|at| {
-            if self.counts_in_full(place, at, longer[at]) { beyond_hidden } else { 0.0 }
-        });
-        // A collective beside the passes in one direction counts as hidden, as these passes do, or in full.
-        let [beside_forward, beside_backward] =
-            [(0, forward), (1, backward)].map(|(at, counted)| match longer[at] {
-                Longer::InEveryPass => in_pass * passes,
-                _ => counted * self.hidden_cost,
-            });
-        // The head hides the backward gather of the last block.
-        let of_backward_gather = match (place, longer[1]) {
-            (Place::LastBlock, Longer::InEveryPass) => in_pass * passes * self.hidden_cost,
-            _ => beside_backward,
-        };
-        StepWeights {
-            forward,
-            backward,
-            weight_gradient: 0.0,
-            step_phase: 1.0,
-            update: 0.0,
-            gathered,
-            overlapped,
-            sharded_gathers: beside_forward + of_backward_gather,
-            sharded_reductions: beside_backward,
-        }
-    }
-
-    /// Lower bound in seconds on additions of reduced parts, which follow their reductions, where these take longer than backward
-    /// passes.
-    fn additions(&self, longer: Longer) -> f64 {
-        if !self.context.accumulates_parts() || longer == Longer::Never {
-            return 0.0;
-        }
-        let passes = self.context.passes() as f64;
-        let alone = if longer == Longer::InOnePass { passes - 1.0 } else { passes };
-        let of_part = |(spec, _, count): &(SegmentSpec, Place, f64)| {
-            count * self.segments.sharding_min(*spec, self.context).additions.0
-        };
-        alone * self.parts.iter().map(of_part).sum::<f64>()
-    }
-}
-
-/// What the collectives at the ends of the passes of a stage add in a step, in seconds.
-fn at_ends(overhead: &StageOverhead, context: &Context) -> [f64; 2] {
-    let microbatches = context.workload.microbatches(&context.mesh);
-    let [forward, backward, _] = overhead.besides_ends.map(|time| time * microbatches as f64);
-    [overhead.first_gather_min + forward, overhead.first_block_min + backward].map(|time| time.0)
-}
+/// Multipliers that are tried for a case.
+const MULTIPLIERS_MAX: usize = 8;
+/// Cases that are bounded within the memory: those with the largest bounds without a limit.
+const LIMITED_CASES: usize = 2;
+/// Relative difference of bounds that ends the search for a multiplier.
+const TOLERANCE: f64 = 1e-3;
 
 /// Lower bound in seconds on the plans of a context with the layouts of these overheads; 0 without collectives that may take
 /// longer than the passes that they overlap with, and with several stages.
@@ -308,22 +26,86 @@ pub(super) fn collective_bound(
     overheads: &PipelineOverheads,
 ) -> f64 {
     let Some(step) = CollectiveStep::new(segments, context, overheads) else { return 0.0 };
-    // In each direction, collectives take longer than the pass, of which a part counts, or they are hidden.
-    let mut cases = Longer::cases(context);
-    for (at, cases) in cases.iter_mut().enumerate() {
-        cases.retain(|longer| step.is_possible(at, *longer));
+    step.cases().into_iter().filter_map(|longer| step.bound(longer)).fold(0.0, f64::max)
+}
+
+/// The same where the blocks have at most `budget` bytes. Bounds of `incumbent` or more are not raised further.
+pub(super) fn memory_limited_collective_bound(
+    segments: &SegmentSolver,
+    context: &Context,
+    overheads: &PipelineOverheads,
+    budget: Bytes,
+    incumbent: f64,
+) -> f64 {
+    let Some(step) = CollectiveStep::new(segments, context, overheads) else { return 0.0 };
+    let bound = |longer: [Longer; 2]| Some((step.bound(longer)?, longer));
+    let mut cases: Vec<(f64, [Longer; 2])> = step.cases().into_iter().filter_map(bound).collect();
+    cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    let mut largest: f64 = 0.0;
+    for (bound, longer) in cases.into_iter().take(LIMITED_CASES) {
+        if largest >= incumbent || segments.out_of_time() {
+            break;
+        }
+        let limited = within_budget(&step, longer, budget.as_f64(), incumbent);
+        largest = largest.max(bound).max(limited.unwrap_or(0.0));
     }
-    let [forward, backward] = cases;
-    let both = forward.iter().flat_map(|forward| backward.iter().map(|back| [*forward, *back]));
-    let counted = both.filter(|longer| *longer != [Longer::Never; 2]);
-    counted.filter_map(|longer| step.bound(longer)).fold(0.0, f64::max)
+    largest
+}
+
+/// The largest bound of a case at the multipliers that are tried; `None` when a segment has no legal decisions.
+fn within_budget(
+    step: &CollectiveStep,
+    longer: [Longer; 2],
+    budget: f64,
+    incumbent: f64,
+) -> Option<f64> {
+    // A bound and its slope.
+    let at = |multiplier: f64| {
+        let [cost, bytes] = step.bound_with_bytes(longer, multiplier)?;
+        Some((multiplier, cost - multiplier * budget, bytes - budget))
+    };
+    let mut too_many = at(0.0)?;
+    let mut largest = too_many.1;
+    // The decisions fit.
+    if too_many.2 <= 0.0 {
+        return Some(largest);
+    }
+    // The blocks take about as long with a tenth more bytes or fewer.
+    let mut multiplier = 0.1 * too_many.1 / budget;
+    let mut too_few: Option<(f64, f64, f64)> = None;
+    for _ in 0..MULTIPLIERS_MAX {
+        let tried = at(multiplier)?;
+        largest = largest.max(tried.1);
+        if largest >= incumbent {
+            break;
+        }
+        if tried.2 > 0.0 {
+            too_many = tried
+        } else {
+            too_few = Some(tried)
+        }
+        let Some(too_few) = too_few else {
+            multiplier *= 4.0;
+            continue;
+        };
+        multiplier = (too_few.1 - too_few.2 * too_few.0 - too_many.1 + too_many.2 * too_many.0)
+            / (too_many.2 - too_few.2);
+        let meet = too_many.1 + too_many.2 * (multiplier - too_many.0);
+        if meet <= largest * (1.0 + TOLERANCE) {
+            break;
+        }
+    }
+    Some(largest)
 }
 
 #[cfg(test)]
 mod tests {
     use crate::context::ContextSolver;
+    use crate::context::bounds::LayoutBound;
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
+    use crate::pipeline::EmbeddingAndHead;
+    use crate::request::{MemoryLimit, Request};
     use crate::slower_links;
 
     use super::*;
@@ -362,5 +144,43 @@ mod tests {
         }
         assert!(checked > 50 && waiting.iter().all(|count| *count > 20), "{checked} {waiting:?}");
         assert!(tightest.iter().all(|ratio| *ratio < 1.03), "{tightest:?}");
+    }
+
+    /// Within a memory limit, no plan is faster than the bound, which memory raises, and some are hardly slower.
+    #[test]
+    fn no_plan_within_the_memory_is_faster_than_its_collectives() {
+        let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
+        for (name, slower, limit_gib) in [("llama-350m", 1.0, 3), ("cola-350m", 8.0, 2)] {
+            let unlimited = slower_links::request(name, [1.0, slower], [16, 64, 1024]);
+            let memory_limit = MemoryLimit::Bytes(Bytes(limit_gib << 30));
+            let request = Request { memory_limit, ..unlimited };
+            let segments = SegmentSolver::new(&request, Deadline::none());
+            let solver = ContextSolver::new(&request, &segments);
+            let in_one_stage = |context: &Context| context.mesh.pipeline == 1;
+            for context in contexts(&request).into_iter().filter(in_one_stage).step_by(9) {
+                let bounds = solver.bounds(&context, f64::INFINITY);
+                let limited = |(ends, _): &(EmbeddingAndHead, LayoutBound)| {
+                    let relaxed = solver.relaxed_layout(&context, ends);
+                    let free = collective_bound(&segments, &context, &relaxed.overheads);
+                    let limited =
+                        solver.memory_limited_collectives(&context, &relaxed, f64::INFINITY);
+                    [free, limited]
+                };
+                let least = |[a, b]: [f64; 2], [c, d]: [f64; 2]| [a.min(c), b.min(d)];
+                let [free, limited] =
+                    bounds.layouts.iter().map(limited).reduce(least).unwrap_or_default();
+                let Ok(Some(plan)) = solver.solve(&context, &bounds, f64::INFINITY).best else {
+                    continue;
+                };
+                assert!(limited <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {limited}");
+                checked += 1;
+                if limited > free * 1.005 {
+                    raised += 1;
+                    tightest = tightest.min(plan.time.0 / limited);
+                }
+            }
+        }
+        assert!(checked > 30 && raised > 5, "{checked} checked, {raised} raised");
+        assert!(tightest < 1.02, "{tightest}");
     }
 }

@@ -6,7 +6,7 @@
 //! | `lower_bound` | bounds before any block is divided |
 //! | `memory_limited_bound` | bound of a step whose stages keep activations within their memory |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
-//! | `collective_bound` | bound of a step that waits for gradient reductions or gathers of weights |
+//! | `collective_step`, `collective_bound` | bounds of a step that waits for gradient reductions or gathers of weights, without and within the memory |
 //! | `working_set_bound` | time that the memory of a backward pass costs |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `last_blocks` | faster solutions for the last blocks of a plan that fits |
@@ -23,6 +23,7 @@
 mod average_stage;
 mod bounds;
 mod collective_bound;
+mod collective_step;
 mod last_blocks;
 mod lower_bound;
 mod lowering;

@@ -5,7 +5,7 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
-use super::collective_bound::collective_bound;
+use super::collective_bound::{collective_bound, memory_limited_collective_bound};
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, PipelineOverheads};
@@ -30,6 +30,13 @@ impl ContextSolver<'_> {
             } else {
                 LayoutBound::NoImprovement
             };
+            if collectives > 0.0 && bound.seconds() < incumbent {
+                let limited = self.memory_limited_collectives(context, &relaxed, incumbent);
+                bound = match limited < incumbent {
+                    true => bound.at_least(Seconds(limited)),
+                    false => LayoutBound::NoImprovement,
+                };
+            }
             if context.overlap_microbatch_pairs {
                 bound = self.raise_pair_bound(context, &fastest, bound, incumbent);
             }
@@ -37,6 +44,26 @@ impl ContextSolver<'_> {
         }
         layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
         ContextBounds { layouts }
+    }
+
+    /// Lower bound in seconds on the plans of a layout because of collectives over the data axis, and of memory.
+    pub(super) fn memory_limited_collectives(
+        &self,
+        context: &Context,
+        layout: &RelaxedLayout,
+        incumbent: f64,
+    ) -> f64 {
+        let RelaxedLayout { embedding_and_head, overheads } = layout;
+        match self.block_budgets(context, embedding_and_head, &[Bytes(0)]) {
+            Ok(budgets) => memory_limited_collective_bound(
+                self.segments,
+                context,
+                overheads,
+                budgets[0],
+                incumbent,
+            ),
+            Err(_) => 0.0,
+        }
     }
 
     /// The relaxed embedding and head of the layout of the fastest.

@@ -47,7 +47,7 @@ mod undominated;
 
 pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
-pub(crate) use in_flight::in_flight_in_chunks;
+pub(crate) use in_flight::{in_flight_in_chunk, in_flight_in_chunks};
 pub(crate) use interleaved::{BlockTimesMin, stage_chunks};
 pub(crate) use overhead::PipelineOverheads;
 pub use overhead::StageOverhead;

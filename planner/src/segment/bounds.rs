@@ -1,10 +1,10 @@
 //! Bounds on the times of a segment over all of its choices.
 
 use narrows_cost_model::{
-    PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes, WorkingSet,
+    InFlight, PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes, WorkingSet,
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
-use narrows_plan::{BucketSplit, Context, Seconds};
+use narrows_plan::{BucketSplit, Bytes, Context, Seconds};
 
 use super::cache::{PassTimesCache, StepPhaseBounds};
 use super::prepared::PreparedSegment;
@@ -58,6 +58,31 @@ impl SegmentSolver<'_> {
             Some(prepared.cheapest(&times)?.cost)
         };
         self.groupings(spec).iter().filter_map(of_grouping).min_by(f64::total_cmp)
+    }
+
+    /// The same with `multiplier` seconds for each byte with these microbatches in flight, and the bytes of these decisions: 0 where
+    /// the segment is too wide for elimination.
+    pub(crate) fn min_weighted_cost(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        weights: &StepWeights,
+        (multiplier, in_flight): (f64, InFlight),
+    ) -> Option<(f64, f64)> {
+        let of_grouping = |grouping: &Grouping| {
+            let prepared = self.prepare(spec, *grouping, context);
+            let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
+            let mut costs = prepared.priced.weighted_times(&step_phases, weights).concat();
+            let bytes = prepared.priced.bytes(&step_phases, in_flight);
+            let of_choices = costs.iter_mut().zip(bytes.iter().flatten());
+            of_choices.for_each(|(cost, bytes)| *cost += multiplier * bytes.as_f64());
+            let cheapest = prepared.cheapest(&costs)?;
+            let chosen = cheapest.assignment.iter().zip(&bytes);
+            let bytes: Bytes = chosen.map(|(choice, bytes)| bytes[*choice as usize]).sum();
+            Some((cheapest.cost, bytes.as_f64()))
+        };
+        let groupings = self.groupings(spec);
+        groupings.iter().filter_map(of_grouping).min_by(|(a, _), (b, _)| a.total_cmp(b))
     }
 
     /// For each of [`BucketSplit::ALL`], lower bounds on the first gather of a block that is the first of a stage, and on the time
