@@ -40,6 +40,7 @@ mod priced_plan;
 mod progress;
 mod report;
 mod resource_limits;
+mod search_defects;
 mod sensitivity;
 mod signals;
 mod stage_memory;

@@ -8,13 +8,14 @@ use indicatif::ProgressBar;
 use narrows_planner::SearchCache;
 use serde_json::Value;
 
-use super::search::{warn_of_failed_solves, warn_of_measurement};
+use super::search::warn_of_measurement;
 use crate::args::{Detail, DocumentFiles, OutputFormat};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::sweep_figures;
 use crate::progress;
 use crate::report::{self, BreakEvenReport, WhatIfReport, write_documents};
+use crate::search_defects::SearchDefects;
 use crate::signals::stop_on_signals;
 use crate::whatif::{
     BreakEvenAlternative, BreakEvenValues, FasterAlternative, Point, PointOutcome, Scenario, Sweep,
@@ -83,7 +84,7 @@ pub fn run(
     let values = planned.keys().map(|bits| number(f64::from_bits(*bits))).collect();
     let (points, outcomes): (Vec<Point>, Vec<PointOutcome>) =
         planned.into_values().flatten().unzip();
-    warn_of_failed_solves(outcomes.iter().map(PointOutcome::failed_solves).sum());
+    outcomes.iter().map(PointOutcome::defects).sum::<SearchDefects>().warn();
     let names = question.between.iter().map(|alternative| Value::from(&*alternative.name));
     let axes = [
         SweepAxis { field: question.field.clone(), values },

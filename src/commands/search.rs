@@ -12,6 +12,7 @@ use crate::args::OutputFormat;
 use crate::captured_output::stop_flag;
 use crate::output;
 use crate::progress::with_spinner;
+use crate::search_defects::SearchDefects;
 use crate::signals::stop_in_order_during;
 use crate::text::plural;
 
@@ -49,29 +50,8 @@ pub fn search_until(
         Some(_) => search_until_stopped(request, cache, stop),
         None => search_until_interrupted(request, cache, stop),
     });
-    warn_of_failed_solves(result.report.failed_solves);
-    if result.report.has_refuted_bound {
-        output::warn(
-            "the plan is better than the bound of its search, which is a defect of this program: please report \
-             the request. The reported bound is that of the model's size alone",
-        );
-    }
+    SearchDefects::of(&result.report).warn();
     result
-}
-
-/// Warns where the library failed to solve integer programs.
-pub fn warn_of_failed_solves(failed_solves: u64) {
-    if let Some(warning) = failure_warning(failed_solves) {
-        output::warn(&warning);
-    }
-}
-
-/// Warning of a search in which the library failed to solve this many integer programs.
-fn failure_warning(failed_solves: u64) -> Option<String> {
-    let programs = plural(failed_solves, "integer program");
-    let text =
-        format!("the solver failed on {programs}: a faster plan may exist within the reported gap");
-    (failed_solves > 0).then_some(text)
 }
 
 /// Warns once about a profile whose measurement is not reliable.
@@ -80,17 +60,5 @@ pub fn warn_of_measurement(profile: &Profile) {
     if let Some(warning) = profile.warning() {
         let hint = "`narrows calibrate` measures anew, on an idle machine";
         WARNED.call_once(|| output::warn(&format!("{warning}. {hint}")));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failed_integer_programs_are_reported() {
-        assert_eq!(failure_warning(0), None);
-        let warning = failure_warning(2).expect("a warning");
-        assert!(warning.starts_with("the solver failed on 2 integer programs"), "{warning}");
     }
 }

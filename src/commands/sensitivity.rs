@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use indicatif::ProgressBar;
 use narrows_planner::SearchCache;
 
-use super::search::{search, warn_of_failed_solves};
+use super::search::search;
 use crate::args::{OutputFormat, SensitivityArgs, SensitivitySettings};
 use crate::errors::{CommandResult, ExitStatus, Failure};
 use crate::output;
@@ -43,7 +43,7 @@ pub fn run(args: &SensitivityArgs) -> CommandResult<()> {
         &|| bar.inc(1),
     )?;
     bar.finish_and_clear();
-    warn_of_failed_solves(analysis.failed_solves);
+    analysis.defects.warn();
     let limit = request.arena_limit();
     let report = SensitivityReport::new(&priced, &result.report, limit, &analysis);
     if let Some(file) = &csv {

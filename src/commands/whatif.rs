@@ -6,13 +6,14 @@ use indicatif::ProgressBar;
 use narrows_planner::SearchCache;
 
 use super::break_even::{self, BreakEvenQuestion};
-use super::search::{warn_of_failed_solves, warn_of_measurement};
+use super::search::warn_of_measurement;
 use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask, validate};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{check_pictures, sweep_figures};
 use crate::progress;
 use crate::report::{self, FieldListReport, SolutionReport, WhatIfReport, write_documents};
+use crate::search_defects::SearchDefects;
 use crate::signals::stop_on_signals;
 use crate::whatif::{Condition, Extreme, Point, PointOutcome, SweepAxis, plan_points, solve};
 
@@ -56,7 +57,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         }
     };
     bar.finish_and_clear();
-    warn_of_failed_solves(outcomes.iter().map(PointOutcome::failed_solves).sum());
+    outcomes.iter().map(PointOutcome::defects).sum::<SearchDefects>().warn();
     let is_stopped = stop.load(Ordering::Relaxed);
     let unsolved = solution.as_ref().filter(|solution| solution.value.is_none()).cloned();
     let report = WhatIfReport::new(&axes, &points, &outcomes);

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use crate::errors::CommandResult;
 use crate::field_name::FieldName;
+use crate::search_defects::SearchDefects;
 use crate::whatif::{Scenario, geometric_mean};
 
 use super::difference::{Estimate, elasticity, gain};
@@ -51,8 +52,8 @@ pub struct Analysis {
     pub not_varied: Vec<FieldName>,
     /// Whether every variant was planned; `false` after Ctrl-C.
     pub is_complete: bool,
-    /// Integer programs that the library failed to solve.
-    pub failed_solves: u64,
+    /// What went wrong in the searches.
+    pub defects: SearchDefects,
 }
 
 /// Elasticity of the step time with respect to one number.
@@ -218,10 +219,10 @@ pub fn analyse(
         (number.worst_loss(), number.elasticity.unwrap_or_default().abs())
     };
     assumed.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
-    let failed_solves = variants.planned.iter().map(|(_, variant)| variant.failed_solves).sum();
+    let defects = variants.planned.iter().map(|(_, variant)| variant.defects).sum();
     let is_complete = !stop.load(Ordering::Relaxed);
     let not_varied = assumed_zeros(scenario, request);
-    Ok(Analysis { elasticities, upgrades, assumed, not_varied, is_complete, failed_solves })
+    Ok(Analysis { elasticities, upgrades, assumed, not_varied, is_complete, defects })
 }
 
 /// Whether less of a number is better, if money buys it.

@@ -11,6 +11,7 @@ use narrows_planner::{Prediction, Request, SearchCache, kernels, predict, search
 use crate::args::validate;
 use crate::errors::CommandResult;
 use crate::priced_plan::PricedPlan;
+use crate::search_defects::SearchDefects;
 use crate::whatif::Scenario;
 
 use super::number::ScaledValue;
@@ -33,8 +34,8 @@ pub struct Variant {
     pub replanned: Option<ReplannedVariant>,
     /// The present plan; `None` where it does not fit the shapes.
     pub kept: Option<KeptVariant>,
-    /// Integer programs that the library failed to solve.
-    pub failed_solves: u64,
+    /// What went wrong in the search.
+    pub defects: SearchDefects,
 }
 
 /// The fastest plan for a value.
@@ -81,20 +82,20 @@ impl Variant {
     ) -> CommandResult<Option<Variant>> {
         let request = scenario.request(&value.settings)?;
         let kept = kept(present, &request);
-        let (mut replanned, mut failed_solves) = (None, 0);
+        let (mut replanned, mut defects) = (None, SearchDefects::default());
         if validate(&request).is_ok() {
             let result = search_until_stopped(&request, cache, stop);
             if result.report.is_interrupted {
                 return Ok(None);
             }
-            failed_solves = result.report.failed_solves;
+            defects = SearchDefects::of(&result.report);
             if let Some(best) = result.best {
                 let priced = PricedPlan::of_search(&request, best)?;
                 let step = StepSample::new(&request, &priced.prediction, &priced.program);
                 replanned = Some(ReplannedVariant { plan: priced.plan, step });
             }
         }
-        Ok(Some(Variant { factor: value.factor, replanned, kept, failed_solves }))
+        Ok(Some(Variant { factor: value.factor, replanned, kept, defects }))
     }
 }
 

@@ -16,6 +16,7 @@ use crate::args::validate;
 use crate::diagnosis::diagnosis;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::priced_plan::PricedPlan;
+use crate::search_defects::SearchDefects;
 use crate::step_cost::StepCost;
 
 use super::field::SweepField;
@@ -62,12 +63,12 @@ pub struct PlannedPoint {
 }
 
 impl PointOutcome {
-    /// Integer programs that the library failed to solve.
-    pub fn failed_solves(&self) -> u64 {
+    /// What went wrong in its search.
+    pub fn defects(&self) -> SearchDefects {
         match self {
-            PointOutcome::Planned(planned) => planned.search.failed_solves,
-            PointOutcome::Infeasible(search, _) => search.failed_solves,
-            PointOutcome::Invalid(_) | PointOutcome::NotReached => 0,
+            PointOutcome::Planned(planned) => SearchDefects::of(&planned.search),
+            PointOutcome::Infeasible(search, _) => SearchDefects::of(search),
+            PointOutcome::Invalid(_) | PointOutcome::NotReached => SearchDefects::default(),
         }
     }
 }
