@@ -40,8 +40,11 @@ fn additions_of_sharded_gradients_are_those_of_blocks() {
             micro_batch: Some(micro_batch),
             ..request(preset(model), hardware, sizes)
         };
-        let shard_sizes = [4, 8, 16].map(Some);
-        assert_bounded(&any, shard_sizes.map(|shard_size| Request { shard_size, ..any.clone() }));
+        let of_size = |shard_size| Request { shard_size: Some(shard_size), ..any.clone() };
+        assert_bounded(&any, [8, 16].map(of_size));
+        // Groups of less than a node are not searched unless they are asked for.
+        let four = of_size(4);
+        assert_bounded(&four, [four.clone()]);
     }
 }
 

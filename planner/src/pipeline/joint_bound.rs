@@ -9,6 +9,7 @@
 //! ```text
 //! r₀ + t⁺₀ + Σ_{0<j<s} t'⁺ⱼ + (m − k)·t⁺ₛ + k·t'⁺ₛ                   zero-bubble, and the other bounds in the same way
 //! Σ_{j<s} f⁺ⱼ + m·t⁺ₛ + rₛ
+//! Σ_{j<s} f⁺ⱼ + Σ_{j>s} t'⁺ⱼ + m·t⁺ₛ − (v − 1)·fₛ + rₛ               zero-bubble, with v as there
 //! Σ_{j<s} f⁺ⱼ + m·t⁺ₛ − (1 − c')·lₛ + (1 − h)·Rₛ + rₛ
 //! ```
 //! In the last one, gradient reductions of R seconds take longer than the last pass l that they overlap with. As in the bound of
@@ -22,7 +23,7 @@ use std::ops::Range;
 
 use narrows_plan::PipelineSchedule;
 
-use super::joint_times::{CASES, ForwardGathers, JointMinima, JointTimes, Role, plus};
+use super::joint_times::{CASES, Ending, ForwardGathers, JointMinima, JointTimes, Role, plus};
 use super::overhead::StageOverhead;
 use super::prefix_sums::prefix_sums;
 use super::stage_position::{PassesAround, StagePosition, StepSchedule};
@@ -51,6 +52,7 @@ impl JointFirstStage {
 pub(super) struct JointBounds {
     overheads: Vec<JointTimes>,
     blocks: Vec<JointTimes>,
+    forward_passes_max: f64,
 }
 
 impl JointBounds {
@@ -60,6 +62,7 @@ impl JointBounds {
         JointBounds {
             overheads: prefix_sums(overheads.iter().enumerate().map(of_overhead), plus),
             blocks: prefix_sums(minima.blocks.iter().copied(), plus),
+            forward_passes_max: minima.forward_passes_max,
         }
     }
 
@@ -112,14 +115,17 @@ impl JointBounds {
         }
         // Later stages gather while they wait.
         let longer = match step.has_weight_gradient_passes && !run.is_empty() {
-            true => Role::StepWithWeightGradients,
-            false => Role::Step(1),
+            true => Ending::WithWeightGradients,
+            false => Ending::Reductions,
         };
         let own = |role| self.own(stage, run, role);
         let forward_before =
             self.before(stage, run.start, Role::Forward(ForwardGathers::Uncounted));
-        let of_step = forward_before + first.forward + own(Role::Step(0)).max(own(longer));
+        let largest = |time: &dyn Fn(Ending) -> f64| time(Ending::Hidden).max(time(longer));
+        let begin = forward_before + first.forward;
+        let of_step = begin + largest(&|ending| own(ending.step()));
         let passes = own(Role::Passes);
+        let mut waiting = 0.0;
         let last_return = match step.schedule {
             PipelineSchedule::ZeroBubble => {
                 let around = PassesAround {
@@ -128,10 +134,17 @@ impl JointBounds {
                     own_round_trip: to - before,
                     round_trip_after: after,
                 };
+                // As the least of sums that are linear in the number of earlier forward passes, the time is concave in it.
+                let share = position.earlier_forward_passes() / (self.forward_passes_max - 1.0);
+                let waited = |ending: Ending| {
+                    let all = own(ending.step());
+                    if share > 0.0 { all + share * (own(Role::Waited(ending)) - all) } else { all }
+                };
+                waiting = begin + after + largest(&waited);
                 position.last_return(&around, passes)
             }
             _ => position.bound_1f1b(before, passes, after),
         };
-        of_step.max(first.last_return + last_return)
+        of_step.max(waiting).max(first.last_return + last_return)
     }
 }

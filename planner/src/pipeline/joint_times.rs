@@ -52,10 +52,35 @@ pub(super) enum Role {
     Step(usize),
     /// The same where the last pass is one of weight gradients, and reductions take longer.
     StepWithWeightGradients,
+    /// A step of a zero-bubble pipeline as in one of these three roles, but for all forward passes after the first that the
+    /// second stage runs before its first backward pass.
+    Waited(Ending),
+}
+
+/// The end of a step of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Collectives over the data axis are hidden.
+    Hidden,
+    /// Reductions take longer than the last backward pass.
+    Reductions,
+    /// Reductions take longer than the last pass, one of weight gradients.
+    WithWeightGradients,
+}
+
+impl Ending {
+    /// The role of a step with this end.
+    pub(super) fn step(self) -> Role {
+        match self {
+            Ending::Hidden => Role::Step(0),
+            Ending::Reductions => Role::Step(1),
+            Ending::WithWeightGradients => Role::StepWithWeightGradients,
+        }
+    }
 }
 
 /// All roles, each at its [index](Role::index).
-pub(super) const ROLES: [Role; 18] = [
+pub(super) const ROLES: [Role; 21] = [
     Role::Forward(ForwardGathers::Uncounted),
     Role::Forward(ForwardGathers::Hidden),
     Role::Forward(ForwardGathers::Longer),
@@ -74,6 +99,9 @@ pub(super) const ROLES: [Role; 18] = [
     Role::Step(2),
     Role::Step(3),
     Role::StepWithWeightGradients,
+    Role::Waited(Ending::Hidden),
+    Role::Waited(Ending::Reductions),
+    Role::Waited(Ending::WithWeightGradients),
 ];
 
 impl Role {
@@ -87,6 +115,7 @@ impl Role {
             Role::AfterWarmUp(case) => 9 + case,
             Role::Step(case) => 13 + case,
             Role::StepWithWeightGradients => 17,
+            Role::Waited(ending) => 18 + ending as usize,
         }
     }
 }
@@ -115,6 +144,14 @@ pub struct JointMinima {
     head: JointTimes,
     /// The weights of times besides segments, by role.
     besides_segments: [[f64; 5]; ROLES.len()],
+    /// Most forward passes of a stage but the first before its first backward pass.
+    pub(super) forward_passes_max: f64,
+}
+
+/// Most forward passes of a stage but the first before its first backward pass.
+fn forward_passes_max(context: &Context) -> f64 {
+    let microbatches = context.workload.microbatches(&context.mesh);
+    microbatches.min(context.mesh.pipeline - 1) as f64
 }
 
 /// Joint times of the segments of a context.
@@ -123,6 +160,8 @@ struct JointPricing<'a> {
     context: &'a Context,
     microbatches: f64,
     stages: f64,
+    /// Most forward passes of a stage but the first before its first backward pass.
+    forward_passes_max: f64,
     /// Least time that a hidden collective adds to a step, over its time alone.
     hidden: f64,
     /// The part of overlapped computation that a longer collective hides.
@@ -148,6 +187,7 @@ impl<'a> JointPricing<'a> {
             context,
             microbatches: context.workload.microbatches(&context.mesh) as f64,
             stages: stages as f64,
+            forward_passes_max: forward_passes_max(context),
             hidden: slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost()),
             hidden_computation: slowdown
                 .map_or(0.0, |slowdown| 1.0 - slowdown.hidden_computation_cost()),
@@ -219,6 +259,16 @@ impl<'a> JointPricing<'a> {
             Role::StepWithWeightGradients => {
                 let reductions = self.context.overlap_grad_reduce;
                 step(Longer { gathers: false, reductions }, true)
+            }
+            Role::Waited(ending) => {
+                let mut weights = self.weights(ending.step(), kind);
+                if self.context.schedule == PipelineSchedule::ZeroBubble {
+                    let earlier = self.forward_passes_max - 1.0;
+                    weights.of_segment.forward -= earlier;
+                    weights.of_segment.sharded_gathers -= self.hidden * earlier;
+                    weights.besides_segments[0] -= earlier;
+                }
+                weights
             }
         }
     }
@@ -350,6 +400,7 @@ impl JointMinima {
             embedding: end(SegmentKind::Embedding)?,
             head: end(SegmentKind::Head)?,
             besides_segments,
+            forward_passes_max: pricing.forward_passes_max,
         })
     }
 

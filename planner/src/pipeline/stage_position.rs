@@ -58,6 +58,11 @@ impl StagePosition {
         }
     }
 
+    /// Forward passes of the stage after the first, and before its first backward pass, at most.
+    pub(super) fn earlier_forward_passes(&self) -> f64 {
+        (self.depth().min(self.step.microbatches) - 1) as f64
+    }
+
     /// Lower bound on the passes of the stage in a zero-bubble step, without its step phase: of one microbatch those that take
     /// `of_one`, and of each other one `own`, of which `own_backward` runs backward.
     pub(super) fn bound_zero_bubble(
@@ -68,11 +73,10 @@ impl StagePosition {
         own_backward: f64,
     ) -> f64 {
         let microbatches = self.step.microbatches as f64;
-        let in_flight = self.depth().min(self.step.microbatches) as f64;
+        let earlier = self.earlier_forward_passes();
         let busy = (microbatches - 1.0) * own;
-        let waiting = around.round_trip_after
-            + (microbatches - in_flight) * own
-            + (in_flight - 1.0) * own_backward;
+        let waiting =
+            around.round_trip_after + (microbatches - 1.0 - earlier) * own + earlier * own_backward;
         around.forward_before + of_one + busy.max(waiting)
     }
 
