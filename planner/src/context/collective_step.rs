@@ -92,10 +92,10 @@ pub(super) struct CollectiveStep<'a> {
     /// Whether the last block counts with the head in the first forward (0) and the last backward pass (1), and the head's
     /// collectives with the least that they add.
     last_block_counts: [bool; 2],
-    /// What the collectives at the ends of all forward (0) and all backward passes (1) add where the others are hidden, with the
-    /// additions of reduced parts, in seconds.
+    /// Time that the collectives at the ends of all forward (0) and all backward passes (1) add where the others are hidden, with
+    /// the additions of reduced parts, in seconds.
     at_ends: [f64; 2],
-    /// What reductions of the first block add that follow the last backward pass, in seconds.
+    /// Time that reductions of the first block add which follow the last backward pass, in seconds.
     after_backward: f64,
 }
 
@@ -332,7 +332,7 @@ impl<'a> CollectiveStep<'a> {
     }
 }
 
-/// What the collectives at the ends of the passes of a stage add in a step, in seconds.
+/// Time that the collectives at the ends of the passes of a stage add in a step, in seconds.
 fn at_ends(overhead: &StageOverhead, context: &Context) -> [f64; 2] {
     let microbatches = context.workload.microbatches(&context.mesh);
     let [forward, backward, _] = overhead.besides_ends.map(|time| time * microbatches as f64);
