@@ -1,4 +1,4 @@
-//! What went wrong in searches although they have an answer.
+//! Defects of searches that have an answer all the same.
 
 use std::iter::Sum;
 
@@ -7,7 +7,7 @@ use narrows_planner::SearchReport;
 use crate::output;
 use crate::text::plural;
 
-/// What went wrong in one search, or in several.
+/// Defects of one search, or of several.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SearchDefects {
     /// Integer programs that the library failed to solve.

@@ -52,7 +52,7 @@ pub struct Analysis {
     pub not_varied: Vec<FieldName>,
     /// Whether every variant was planned; `false` after Ctrl-C.
     pub is_complete: bool,
-    /// What went wrong in the searches.
+    /// Defects of the searches.
     pub defects: SearchDefects,
 }
 

@@ -34,7 +34,7 @@ pub struct Variant {
     pub replanned: Option<ReplannedVariant>,
     /// The present plan; `None` where it does not fit the shapes.
     pub kept: Option<KeptVariant>,
-    /// What went wrong in the search.
+    /// Defects of the search.
     pub defects: SearchDefects,
 }
 

@@ -63,7 +63,7 @@ pub struct PlannedPoint {
 }
 
 impl PointOutcome {
-    /// What went wrong in its search.
+    /// Defects of its search.
     pub fn defects(&self) -> SearchDefects {
         match self {
             PointOutcome::Planned(planned) => SearchDefects::of(&planned.search),
