@@ -18,38 +18,54 @@ const LIMITED_CASES: usize = 2;
 /// Relative difference of bounds that ends the search for a multiplier.
 const TOLERANCE: f64 = 1e-3;
 
-/// Lower bound in seconds on the plans of a context with the layouts of these overheads; 0 without collectives that may take
-/// longer than the passes that they overlap with, and with several stages.
-pub(super) fn collective_bound(
-    segments: &SegmentSolver,
-    context: &Context,
-    overheads: &PipelineOverheads,
-) -> f64 {
-    let Some(step) = CollectiveStep::new(segments, context, overheads) else { return 0.0 };
-    step.cases().into_iter().filter_map(|longer| step.bound(longer)).fold(0.0, f64::max)
+/// Bounds on the plans of a context with one layout, on one stage.
+pub(super) struct CollectiveBounds<'a> {
+    step: Option<CollectiveStep<'a>>,
+    /// The bounds of the cases without a memory limit in seconds, from the largest to the least.
+    cases: Vec<(f64, [Longer; 2])>,
 }
 
-/// The same where the blocks have at most `budget` bytes. Bounds of `incumbent` or more are not raised further.
-pub(super) fn memory_limited_collective_bound(
-    segments: &SegmentSolver,
-    context: &Context,
-    overheads: &PipelineOverheads,
-    budget: Bytes,
-    incumbent: f64,
-) -> f64 {
-    let Some(step) = CollectiveStep::new(segments, context, overheads) else { return 0.0 };
-    let bound = |longer: [Longer; 2]| Some((step.bound(longer)?, longer));
-    let mut cases: Vec<(f64, [Longer; 2])> = step.cases().into_iter().filter_map(bound).collect();
-    cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    let mut largest: f64 = 0.0;
-    for (bound, longer) in cases.into_iter().take(LIMITED_CASES) {
-        if largest >= incumbent || segments.out_of_time() {
-            break;
-        }
-        let limited = within_budget(&step, longer, budget.as_f64(), incumbent);
-        largest = largest.max(bound).max(limited.unwrap_or(0.0));
+impl<'a> CollectiveBounds<'a> {
+    /// The bounds with the layouts of these overheads.
+    pub(super) fn new(
+        segments: &'a SegmentSolver,
+        context: &'a Context,
+        overheads: &PipelineOverheads,
+    ) -> CollectiveBounds<'a> {
+        let step = CollectiveStep::new(segments, context, overheads);
+        let of_step = |step: &CollectiveStep| -> Vec<(f64, [Longer; 2])> {
+            let bound = |longer| Some((step.bound(longer)?, longer));
+            step.cases().into_iter().filter_map(bound).collect()
+        };
+        let mut cases = step.as_ref().map(of_step).unwrap_or_default();
+        cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        CollectiveBounds { step, cases }
     }
-    largest
+
+    /// The largest bound without a memory limit; 0 without collectives that may take longer than the passes that they overlap with,
+    /// and with several stages.
+    pub(super) fn largest(&self) -> f64 {
+        self.cases.first().map_or(0.0, |(bound, _)| *bound)
+    }
+
+    /// The same where the blocks have at most `budget` bytes. Bounds of `incumbent` or more are not raised further.
+    pub(super) fn largest_within(
+        &self,
+        budget: Bytes,
+        incumbent: f64,
+        is_interrupted: impl Fn() -> bool,
+    ) -> f64 {
+        let mut largest = self.largest();
+        let cases = self.step.iter().flat_map(|step| self.cases.iter().map(move |of| (step, of)));
+        for (step, (_, longer)) in cases.take(LIMITED_CASES) {
+            if largest >= incumbent || is_interrupted() {
+                break;
+            }
+            let limited = within_budget(step, *longer, budget.as_f64(), incumbent);
+            largest = largest.max(limited.unwrap_or(0.0));
+        }
+        largest
+    }
 }
 
 /// The largest bound of a case at the multipliers that are tried; `None` when a segment has no legal decisions.
@@ -131,7 +147,8 @@ mod tests {
                     };
                     let first = ContextSolver::new(&requests[0], &all[0]);
                     let relaxed = first.relaxed_layout(&context, &ends);
-                    let bound = collective_bound(&all[0], &context, &relaxed.overheads);
+                    let bounds = CollectiveBounds::new(&all[0], &context, &relaxed.overheads);
+                    let bound = bounds.largest();
                     let sized = solver.size(&context, &ends, partition);
                     let plan = solver.complete_within_limit(sized).expect("no limit");
                     assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
@@ -161,10 +178,9 @@ mod tests {
                 let bounds = solver.bounds(&context, f64::INFINITY);
                 let limited = |(ends, _): &(EmbeddingAndHead, LayoutBound)| {
                     let relaxed = solver.relaxed_layout(&context, ends);
-                    let free = collective_bound(&segments, &context, &relaxed.overheads);
-                    let limited =
-                        solver.memory_limited_collectives(&context, &relaxed, f64::INFINITY);
-                    [free, limited]
+                    let bounds = CollectiveBounds::new(&segments, &context, &relaxed.overheads);
+                    let limited = solver.within_memory(&bounds, &context, &relaxed, f64::INFINITY);
+                    [bounds.largest(), limited]
                 };
                 let least = |[a, b]: [f64; 2], [c, d]: [f64; 2]| [a.min(c), b.min(d)];
                 let [free, limited] =

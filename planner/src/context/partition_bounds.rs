@@ -5,7 +5,7 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
-use super::collective_bound::{collective_bound, memory_limited_collective_bound};
+use super::collective_bound::CollectiveBounds;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, PipelineOverheads};
@@ -23,15 +23,15 @@ impl ContextSolver<'_> {
         let mut layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
             let relaxed = self.relaxed_layout(context, &fastest);
-            let collectives = collective_bound(self.segments, context, &relaxed.overheads);
-            let undivided = fastest.bound.0.max(collectives);
+            let collectives = CollectiveBounds::new(self.segments, context, &relaxed.overheads);
+            let undivided = fastest.bound.0.max(collectives.largest());
             let mut bound = if undivided < incumbent {
                 self.layout_bound(context, &relaxed, incumbent).at_least(Seconds(undivided))
             } else {
                 LayoutBound::NoImprovement
             };
-            if collectives > 0.0 && bound.seconds() < incumbent {
-                let limited = self.memory_limited_collectives(context, &relaxed, incumbent);
+            if collectives.largest() > 0.0 && bound.seconds() < incumbent {
+                let limited = self.within_memory(&collectives, context, &relaxed, incumbent);
                 bound = match limited < incumbent {
                     true => bound.at_least(Seconds(limited)),
                     false => LayoutBound::NoImprovement,
@@ -46,22 +46,16 @@ impl ContextSolver<'_> {
         ContextBounds { layouts }
     }
 
-    /// Lower bound in seconds on the plans of a layout because of collectives over the data axis, and of memory.
-    pub(super) fn memory_limited_collectives(
+    /// The largest of the bounds of a layout within the memory of its blocks, in seconds.
+    pub(super) fn within_memory(
         &self,
+        collectives: &CollectiveBounds,
         context: &Context,
         layout: &RelaxedLayout,
         incumbent: f64,
     ) -> f64 {
-        let RelaxedLayout { embedding_and_head, overheads } = layout;
-        match self.block_budgets(context, embedding_and_head, &[Bytes(0)]) {
-            Ok(budgets) => memory_limited_collective_bound(
-                self.segments,
-                context,
-                overheads,
-                budgets[0],
-                incumbent,
-            ),
+        match self.block_budgets(context, &layout.embedding_and_head, &[Bytes(0)]) {
+            Ok(budgets) => collectives.largest_within(budgets[0], incumbent, || self.out_of_time()),
             Err(_) => 0.0,
         }
     }
