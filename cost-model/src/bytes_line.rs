@@ -7,14 +7,12 @@
 //! ```
 //! Each op counts `per_byte` for its bytes and a share of `fixed`: all of it for an op that always takes part; without such
 //! an op, each that takes part counts a share in proportion to its bytes at most, so that the shares of all add up to `fixed`.
-//! With fewer ops, `fixed` may exceed what their bytes leave of f(b), as long as their shares of it do not.
-//! The line is exact where all choices have the same bytes, and without an op that always takes part it is where all of them do
-//! with as few bytes as they can, or all with as many.
+//! The line is exact where all choices have the same bytes.
 
 use narrows_plan::{Bytes, Seconds};
 
-/// Points between the fewest and the most bytes at which a line is compared with prices. Between them, prices are
-/// concave but for corrections by measurements.
+/// Points between the fewest and the most bytes at which a line is compared with prices, besides powers of two: there, prices of
+/// NCCL's trees have kinks. Between all points, prices are concave but for corrections by measurements.
 const SAMPLES: u32 = 16;
 
 /// A line below the time of a collective or of a fused op.
@@ -46,30 +44,22 @@ impl BytesLine {
             Some(_) => least,
             None => ops.iter().filter_map(least_nonzero).min().unwrap_or(most),
         };
-        let all: Bytes = ops.iter().filter_map(least_nonzero).sum();
-        let shared_by_all = match carrier {
-            Some(_) => Bytes(0),
-            None => shared_by_all(ops),
-        };
         let ratio = (most.as_f64() / least.as_f64()).powf(1.0 / f64::from(SAMPLES));
         let between = (1..SAMPLES).map(|at| Bytes((least.as_f64() * ratio.powi(at as i32)) as u64));
+        let powers = (0..u64::BITS).map(|exponent| Bytes(1 << exponent));
         let points: Vec<(f64, f64)> = [least, most]
             .into_iter()
-            .chain([all, shared_by_all].into_iter().filter(|bytes| least < *bytes && *bytes < most))
             .chain(between.filter(|_| least < most))
+            .chain(powers.filter(|power| least < *power && *power < most))
             .map(|payload| (payload.as_f64(), time(payload)))
             .collect();
         let minimum =
             |of: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(of).fold(f64::MAX, f64::min);
         let through_zero = minimum(&|(bytes, time)| time / bytes);
-        let first = if carrier.is_none() && all < most { all } else { least };
-        let chord = (time(most) - time(first)) / (most.as_f64() - first.as_f64()).max(1.0);
-        let chord = chord.max(0.0);
-        let largest_share = |bytes: f64| (bytes / shared_by_all.as_f64().max(1.0)).min(1.0);
-        let fixed =
-            minimum(&|(bytes, time)| (time - chord * bytes).max(0.0) / largest_share(*bytes));
+        let chord = ((points[1].1 - points[0].1) / (points[1].0 - points[0].0).max(1.0)).max(0.0);
+        let fixed = minimum(&|(bytes, time)| time - chord * bytes);
         // The line that counts more where every op takes part with as few bytes as it can.
-        let all = all.as_f64();
+        let all: f64 = ops.iter().filter_map(least_nonzero).map(|bytes| bytes.as_f64()).sum();
         let counts_more = fixed + chord * all > through_zero * all;
         let share = |(at, op): (usize, &Vec<Bytes>)| match carrier {
             Some(carrier) => f64::from(u8::from(at == carrier)),
@@ -94,15 +84,6 @@ impl BytesLine {
     pub(crate) fn least(&self) -> Seconds {
         Seconds(self.least)
     }
-}
-
-/// The bytes from which on ops may have all of the shares: those of the most that each can have.
-fn shared_by_all(ops: &[Vec<Bytes>]) -> Bytes {
-    let most = |op: &Vec<Bytes>| op.iter().copied().max().unwrap_or_default().as_f64();
-    let nonzero = |op: &Vec<Bytes>| op.iter().copied().filter(|bytes| bytes.0 > 0).min();
-    let ratio = |op: &Vec<Bytes>| Some(most(op) / nonzero(op)?.as_f64());
-    let largest = ops.iter().filter_map(ratio).fold(1.0, f64::max);
-    Bytes((ops.iter().map(most).sum::<f64>() / largest) as u64)
 }
 
 #[cfg(test)]
@@ -142,16 +123,20 @@ mod tests {
         assert_eq!(line.least(), Seconds(0.0));
     }
 
-    /// A small op may be alone in the collective, whose latency is less for few bytes.
+    /// Trees of NCCL reach a share of their bandwidth that depends on the powers of two around a size.
     #[test]
-    fn a_small_op_alone_takes_no_latency_from_all() {
-        let op = |bytes: u64| vec![Bytes(0), Bytes(bytes), Bytes(4 * bytes)];
-        let line = BytesLine::below(&[op(1), op(2000), op(3000)], time);
-        for chosen in [[1, 2000, 3000], [4, 8000, 12_000]].map(|of| of.map(Bytes)) {
-            let exact = time(chosen.iter().copied().sum());
-            assert!((counted(&line, &chosen) - exact).abs() < 1e-6 * exact, "{line:?}");
-        }
-        assert!(counted(&line, &[1, 0, 0].map(Bytes)) < 0.1);
+    fn no_line_is_above_a_kink_at_a_power_of_two() {
+        let time = |payload: Bytes| {
+            let bytes = payload.as_f64();
+            let position = bytes.log2() - 20.0;
+            bytes * (1.0 + position.abs().min(1.0) * 0.3)
+        };
+        let ops =
+            [vec![Bytes(1 << 19), Bytes(1 << 21)], [18, 19, 21].map(|e| Bytes(1 << e)).into()];
+        let line = BytesLine::below(&ops, time);
+        let counted = counted(&line, &[Bytes(1 << 19); 2]);
+        let exact = time(Bytes(1 << 20));
+        assert!(counted <= exact * (1.0 + 1e-9), "{counted} > {exact}");
     }
 
     #[test]
@@ -165,14 +150,13 @@ mod tests {
                 .map(|op| {
                     let whole = 1 << draw(16);
                     let least = if op == 0 { always * whole / 4 } else { draw(2) * whole / 2 };
-                    vec![Bytes(whole), Bytes(least), Bytes(draw(2) * whole / (1 << draw(4)))]
+                    vec![Bytes(whole), Bytes(least)]
                 })
                 .collect();
             let line = BytesLine::below(&ops, time);
-            for choice in 0..81_usize {
-                let of_op =
-                    |(op, of): (usize, &Vec<Bytes>)| of[choice / 3_usize.pow(op as u32) % 3];
-                let chosen: Vec<Bytes> = ops.iter().enumerate().map(of_op).collect();
+            for mask in 0..16_usize {
+                let chosen: Vec<Bytes> =
+                    ops.iter().enumerate().map(|(op, of)| of[mask >> op & 1]).collect();
                 let total: Bytes = chosen.iter().copied().sum();
                 if total.0 == 0 {
                     continue;

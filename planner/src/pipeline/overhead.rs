@@ -351,8 +351,10 @@ fn first_gather_min(
         let waits_for_reader = split != BucketSplit::Whole || context.overlap_microbatch_pairs;
         let of_microbatch = if waits_for_reader { before_reader } else { of_embedding };
         let during_gather = of_microbatch * context.pass_microbatches() as f64;
+        // Where both slow each other much, more computation adds more.
+        let exposed = slowdown.exposed(Seconds(first), during_gather).0.min(first);
         // The step phase of the block counts the hidden time of a whole bucket.
-        slowdown.exposed(Seconds(first), during_gather).0 - (first - beyond_whole) * hidden
+        exposed - (first - beyond_whole) * hidden
     });
     Seconds(added.reduce(f64::min).unwrap_or(0.0))
 }
