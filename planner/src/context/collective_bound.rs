@@ -5,6 +5,7 @@
 //! those that fit. As a function of λ it is concave, and the bytes are its slope: the best λ is sought where the lines at too few
 //! and at too many bytes meet.
 
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Bytes, Context};
 
 use super::collective_step::{CollectiveStep, Longer};
@@ -26,20 +27,31 @@ pub(super) struct CollectiveBounds<'a> {
 }
 
 impl<'a> CollectiveBounds<'a> {
-    /// The bounds with the layouts of these overheads.
+    /// The bounds with these layouts, without what the ends of the passes add.
     pub(super) fn new(
         segments: &'a SegmentSolver,
         context: &'a Context,
-        overheads: &PipelineOverheads,
+        layouts: (BoundaryLayout, Option<TiedWeightLayout>),
     ) -> CollectiveBounds<'a> {
-        let step = CollectiveStep::new(segments, context, overheads);
-        let of_step = |step: &CollectiveStep| -> Vec<(f64, [Longer; 2])> {
-            let bound = |longer| Some((step.bound(longer)?, longer));
-            step.cases().into_iter().filter_map(bound).collect()
-        };
-        let mut cases = step.as_ref().map(of_step).unwrap_or_default();
-        cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        CollectiveBounds { step, cases }
+        let step = CollectiveStep::new(segments, context, layouts);
+        let mut bounds = CollectiveBounds { step, cases: vec![] };
+        bounds.find_cases();
+        bounds
+    }
+
+    /// Counts what the ends of the passes add with these overheads of the same layouts.
+    pub(super) fn count_ends(&mut self, overheads: &PipelineOverheads) {
+        if let Some(step) = &mut self.step {
+            step.count_ends(overheads);
+            self.find_cases();
+        }
+    }
+
+    fn find_cases(&mut self) {
+        let Some(step) = &self.step else { return };
+        let bound = |longer| Some((step.bound(longer)?, longer));
+        self.cases = step.cases().into_iter().filter_map(bound).collect();
+        self.cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     }
 
     /// The largest bound without a memory limit; 0 without collectives that may take longer than the passes that they overlap with,
@@ -48,66 +60,80 @@ impl<'a> CollectiveBounds<'a> {
         self.cases.first().map_or(0.0, |(bound, _)| *bound)
     }
 
-    /// The same where the blocks have at most `budget` bytes. Bounds of `incumbent` or more are not raised further.
-    pub(super) fn largest_within(
-        &self,
-        budget: Bytes,
-        incumbent: f64,
-        is_interrupted: impl Fn() -> bool,
-    ) -> f64 {
+    /// The same where the blocks have at most `budget` bytes. Bounds of `incumbent` or more are not raised further, and those that
+    /// cannot exceed `known`, another bound on the same plans, are not sought.
+    pub(super) fn largest_within(&self, budget: Bytes, [known, incumbent]: [f64; 2]) -> f64 {
         let mut largest = self.largest();
         let cases = self.step.iter().flat_map(|step| self.cases.iter().map(move |of| (step, of)));
         for (step, (_, longer)) in cases.take(LIMITED_CASES) {
-            if largest >= incumbent || is_interrupted() {
+            if largest >= incumbent {
                 break;
             }
-            let limited = within_budget(step, *longer, budget.as_f64(), incumbent);
+            let sought = [known.max(largest), incumbent];
+            let limited = within_budget(step, *longer, budget.as_f64(), sought);
             largest = largest.max(limited.unwrap_or(0.0));
         }
         largest
     }
 }
 
-/// The largest bound of a case at the multipliers that are tried; `None` when a segment has no legal decisions.
+/// The bound at a multiplier of bytes.
+#[derive(Clone, Copy, Debug)]
+struct BudgetLine {
+    multiplier: f64,
+    /// In seconds.
+    bound: f64,
+    /// The slope: bytes beyond the budget.
+    beyond_budget: f64,
+}
+
+impl BudgetLine {
+    /// Upper bound on the bound at another multiplier.
+    fn at(&self, multiplier: f64) -> f64 {
+        self.bound + self.beyond_budget * (multiplier - self.multiplier)
+    }
+}
+
+/// The largest bound of a case at the multipliers that are tried; `None` when a segment has no legal decisions. The search ends with
+/// a bound of `incumbent` or more, and where none exceeds `known`.
 fn within_budget(
     step: &CollectiveStep,
     longer: [Longer; 2],
     budget: f64,
-    incumbent: f64,
+    [known, incumbent]: [f64; 2],
 ) -> Option<f64> {
-    // A bound and its slope.
-    let at = |multiplier: f64| {
+    let line = |multiplier: f64| {
         let [cost, bytes] = step.bound_with_bytes(longer, multiplier)?;
-        Some((multiplier, cost - multiplier * budget, bytes - budget))
+        let bound = cost - multiplier * budget;
+        Some(BudgetLine { multiplier, bound, beyond_budget: bytes - budget })
     };
-    let mut too_many = at(0.0)?;
-    let mut largest = too_many.1;
+    let mut too_many = line(0.0)?;
+    let mut largest = too_many.bound;
     // The decisions fit.
-    if too_many.2 <= 0.0 {
+    if too_many.beyond_budget <= 0.0 {
         return Some(largest);
     }
-    // The blocks take about as long with a tenth more bytes or fewer.
-    let mut multiplier = 0.1 * too_many.1 / budget;
-    let mut too_few: Option<(f64, f64, f64)> = None;
+    // Where a tenth fewer bytes take a hundredth more time.
+    let mut multiplier = 0.1 * too_many.bound / budget;
+    let mut too_few: Option<BudgetLine> = None;
     for _ in 0..MULTIPLIERS_MAX {
-        let tried = at(multiplier)?;
-        largest = largest.max(tried.1);
+        let tried = line(multiplier)?;
+        largest = largest.max(tried.bound);
         if largest >= incumbent {
             break;
         }
-        if tried.2 > 0.0 {
-            too_many = tried
-        } else {
-            too_few = Some(tried)
+        match tried.beyond_budget > 0.0 {
+            true => too_many = tried,
+            false => too_few = Some(tried),
         }
         let Some(too_few) = too_few else {
             multiplier *= 4.0;
             continue;
         };
-        multiplier = (too_few.1 - too_few.2 * too_few.0 - too_many.1 + too_many.2 * too_many.0)
-            / (too_many.2 - too_few.2);
-        let meet = too_many.1 + too_many.2 * (multiplier - too_many.0);
-        if meet <= largest * (1.0 + TOLERANCE) {
+        // The lines meet at the multiplier whose bound may be the largest.
+        multiplier =
+            (too_few.at(0.0) - too_many.at(0.0)) / (too_many.beyond_budget - too_few.beyond_budget);
+        if too_many.at(multiplier) <= largest.max(known) * (1.0 + TOLERANCE) {
             break;
         }
     }
@@ -147,7 +173,9 @@ mod tests {
                     };
                     let first = ContextSolver::new(&requests[0], &all[0]);
                     let relaxed = first.relaxed_layout(&context, &ends);
-                    let bounds = CollectiveBounds::new(&all[0], &context, &relaxed.overheads);
+                    let layouts = relaxed.overheads.layouts();
+                    let mut bounds = CollectiveBounds::new(&all[0], &context, layouts);
+                    bounds.count_ends(&relaxed.overheads);
                     let bound = bounds.largest();
                     let sized = solver.size(&context, &ends, partition);
                     let plan = solver.complete_within_limit(sized).expect("no limit");
@@ -178,8 +206,11 @@ mod tests {
                 let bounds = solver.bounds(&context, f64::INFINITY);
                 let limited = |(ends, _): &(EmbeddingAndHead, LayoutBound)| {
                     let relaxed = solver.relaxed_layout(&context, ends);
-                    let bounds = CollectiveBounds::new(&segments, &context, &relaxed.overheads);
-                    let limited = solver.within_memory(&bounds, &context, &relaxed, f64::INFINITY);
+                    let layouts = relaxed.overheads.layouts();
+                    let mut bounds = CollectiveBounds::new(&segments, &context, layouts);
+                    bounds.count_ends(&relaxed.overheads);
+                    let limited =
+                        solver.within_memory(&bounds, &context, &relaxed, [0.0, f64::INFINITY]);
                     [bounds.largest(), limited]
                 };
                 let least = |[a, b]: [f64; 2], [c, d]: [f64; 2]| [a.min(c), b.min(d)];

@@ -31,9 +31,12 @@
 //!
 //! All of these times depend on the same decisions: the bound is the least of their sum over all decisions of each segment.
 
+use std::cell::RefCell;
+
 use narrows_cost_model::StepWeights;
 use narrows_plan::Context;
 use narrows_plan::graph::SegmentKind;
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 
 use crate::pipeline::{PipelineOverheads, StageOverhead, in_flight_in_chunk};
 use crate::segment::{SegmentSolver, SegmentSpec};
@@ -97,6 +100,8 @@ pub(super) struct CollectiveStep<'a> {
     at_ends: [f64; 2],
     /// Time that reductions of the first block add which follow the last backward pass, in seconds.
     after_backward: f64,
+    /// Least times of segments with the weights of cases that are bounded already, in seconds: most cases share them.
+    known: RefCell<Vec<(SegmentSpec, StepWeights, f64)>>,
 }
 
 impl<'a> CollectiveStep<'a> {
@@ -104,9 +109,8 @@ impl<'a> CollectiveStep<'a> {
     pub(super) fn new(
         segments: &'a SegmentSolver,
         context: &'a Context,
-        overheads: &PipelineOverheads,
+        (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
     ) -> Option<CollectiveStep<'a>> {
-        let (boundary, tied_weight) = overheads.layouts();
         let slowdown = segments.prices(context).overlap_slowdown()?;
         (context.mesh.pipeline == 1).then_some(())?;
         let end = |kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
@@ -131,7 +135,6 @@ impl<'a> CollectiveStep<'a> {
                 parts.push((SegmentSpec::block(shape, boundary), Place::Block, count as f64));
             }
         }
-        let overhead = &overheads.of(&[segments.layer_shapes().len()])[0];
         let mut step = CollectiveStep {
             segments,
             context,
@@ -139,8 +142,9 @@ impl<'a> CollectiveStep<'a> {
             hidden_cost: slowdown.hidden_cost(),
             parts,
             last_block_counts: [false; 2],
-            at_ends: at_ends(overhead, context),
-            after_backward: overhead.first_block_min.0,
+            at_ends: [0.0; 2],
+            known: RefCell::default(),
+            after_backward: 0.0,
         };
         if context.pass_microbatches() == 1 && !before.is_empty() {
             step.last_block_counts = [0, 1].map(|at| {
@@ -149,6 +153,13 @@ impl<'a> CollectiveStep<'a> {
             });
         }
         Some(step)
+    }
+
+    /// Counts what the ends of the passes add with these overheads of the same layouts.
+    pub(super) fn count_ends(&mut self, overheads: &PipelineOverheads) {
+        let overhead = &overheads.of(&[self.segments.layer_shapes().len()])[0];
+        self.at_ends = at_ends(overhead, self.context);
+        self.after_backward = overhead.first_block_min.0;
     }
 
     /// The part of a segment's forward (0) or backward (1) pass that counts.
@@ -221,7 +232,14 @@ impl<'a> CollectiveStep<'a> {
     /// legal decisions.
     pub(super) fn bound(&self, longer: [Longer; 2]) -> Option<f64> {
         let least = |spec, weights: &StepWeights| {
-            Some([self.segments.min_weighted_time(spec, self.context, weights)?, 0.0])
+            let mut known = self.known.borrow_mut();
+            let same = known.iter().find(|(other, of, _)| *other == spec && of == weights);
+            if let Some((.., time)) = same {
+                return Some([*time, 0.0]);
+            }
+            let time = self.segments.min_weighted_time(spec, self.context, weights)?;
+            known.push((spec, *weights, time));
+            Some([time, 0.0])
         };
         Some(self.total(longer, least)?[0])
     }

@@ -20,10 +20,16 @@ pub(super) struct RelaxedLayout {
 impl ContextSolver<'_> {
     /// Bounds on the plans of a context. Layouts that cannot beat `incumbent` are not divided.
     pub(crate) fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
-        let mut layouts = vec![];
+        let mut of_layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
+            let layout = (fastest.boundary, fastest.tied_weight);
+            let mut collectives = CollectiveBounds::new(self.segments, context, layout);
+            if fastest.bound.0.max(collectives.largest()) >= incumbent {
+                of_layouts.push((fastest, LayoutBound::NoImprovement));
+                continue;
+            }
             let relaxed = self.relaxed_layout(context, &fastest);
-            let collectives = CollectiveBounds::new(self.segments, context, &relaxed.overheads);
+            collectives.count_ends(&relaxed.overheads);
             let undivided = fastest.bound.0.max(collectives.largest());
             let mut bound = if undivided < incumbent {
                 self.layout_bound(context, &relaxed, incumbent).at_least(Seconds(undivided))
@@ -31,7 +37,8 @@ impl ContextSolver<'_> {
                 LayoutBound::NoImprovement
             };
             if collectives.largest() > 0.0 && bound.seconds() < incumbent {
-                let limited = self.within_memory(&collectives, context, &relaxed, incumbent);
+                let sought = [bound.seconds(), incumbent];
+                let limited = self.within_memory(&collectives, context, &relaxed, sought);
                 bound = match limited < incumbent {
                     true => bound.at_least(Seconds(limited)),
                     false => LayoutBound::NoImprovement,
@@ -40,23 +47,24 @@ impl ContextSolver<'_> {
             if context.overlap_microbatch_pairs {
                 bound = self.raise_pair_bound(context, &fastest, bound, incumbent);
             }
-            layouts.push((fastest, bound));
+            of_layouts.push((fastest, bound));
         }
-        layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
-        ContextBounds { layouts }
+        of_layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
+        ContextBounds { layouts: of_layouts }
     }
 
-    /// The largest of the bounds of a layout within the memory of its blocks, in seconds.
+    /// The largest of the bounds of a layout within the memory of its blocks, in seconds, of those between a known bound and the
+    /// incumbent.
     pub(super) fn within_memory(
         &self,
         collectives: &CollectiveBounds,
         context: &Context,
         layout: &RelaxedLayout,
-        incumbent: f64,
+        sought: [f64; 2],
     ) -> f64 {
         match self.block_budgets(context, &layout.embedding_and_head, &[Bytes(0)]) {
-            Ok(budgets) => collectives.largest_within(budgets[0], incumbent, || self.out_of_time()),
-            Err(_) => 0.0,
+            Ok(budgets) if !self.out_of_time() => collectives.largest_within(budgets[0], sought),
+            _ => 0.0,
         }
     }
 
