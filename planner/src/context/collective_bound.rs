@@ -144,6 +144,7 @@ fn within_budget(
 mod tests {
     use crate::context::ContextSolver;
     use crate::context::bounds::LayoutBound;
+    use crate::context::partition_bounds::RelaxedLayout;
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::pipeline::EmbeddingAndHead;
@@ -151,6 +152,18 @@ mod tests {
     use crate::slower_links;
 
     use super::*;
+
+    /// The bounds of a layout, with what the ends of the passes add.
+    fn with_ends<'a>(
+        segments: &'a SegmentSolver,
+        context: &'a Context,
+        layout: &RelaxedLayout,
+    ) -> CollectiveBounds<'a> {
+        let layouts = layout.overheads.layouts();
+        let mut bounds = CollectiveBounds::new(segments, context, layouts);
+        bounds.count_ends(&layout.overheads);
+        bounds
+    }
 
     /// Collectives take longer than passes where replicas share slow links, with every ZeRO stage. Whichever rules choose the
     /// decisions, no plan is faster than the bound, and some are hardly slower.
@@ -173,10 +186,7 @@ mod tests {
                     };
                     let first = ContextSolver::new(&requests[0], &all[0]);
                     let relaxed = first.relaxed_layout(&context, &ends);
-                    let layouts = relaxed.overheads.layouts();
-                    let mut bounds = CollectiveBounds::new(&all[0], &context, layouts);
-                    bounds.count_ends(&relaxed.overheads);
-                    let bound = bounds.largest();
+                    let bound = with_ends(&all[0], &context, &relaxed).largest();
                     let sized = solver.size(&context, &ends, partition);
                     let plan = solver.complete_within_limit(sized).expect("no limit");
                     assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
@@ -206,9 +216,7 @@ mod tests {
                 let bounds = solver.bounds(&context, f64::INFINITY);
                 let limited = |(ends, _): &(EmbeddingAndHead, LayoutBound)| {
                     let relaxed = solver.relaxed_layout(&context, ends);
-                    let layouts = relaxed.overheads.layouts();
-                    let mut bounds = CollectiveBounds::new(&segments, &context, layouts);
-                    bounds.count_ends(&relaxed.overheads);
+                    let bounds = with_ends(&segments, &context, &relaxed);
                     let limited =
                         solver.within_memory(&bounds, &context, &relaxed, [0.0, f64::INFINITY]);
                     [bounds.largest(), limited]

@@ -82,6 +82,9 @@ enum Place {
     Head,
 }
 
+/// A segment, the weights of its times, and the multiplier of its bytes.
+type LeastCostKey = (SegmentSpec, StepWeights, Option<f64>);
+
 /// The segments of a model on one stage, and the collectives beside them.
 pub(super) struct CollectiveStep<'a> {
     segments: &'a SegmentSolver<'a>,
@@ -100,8 +103,8 @@ pub(super) struct CollectiveStep<'a> {
     at_ends: [f64; 2],
     /// Time that reductions of the first block add which follow the last backward pass, in seconds.
     after_backward: f64,
-    /// Least times of segments with the weights of cases that are bounded already, in seconds: most cases share them.
-    known: RefCell<Vec<(SegmentSpec, StepWeights, f64)>>,
+    /// The [least costs](CollectiveStep::least) that are known: places and cases share most of them.
+    known: RefCell<Vec<(LeastCostKey, [f64; 2])>>,
 }
 
 impl<'a> CollectiveStep<'a> {
@@ -122,7 +125,7 @@ impl<'a> CollectiveStep<'a> {
             (head, Place::Head, 1.0),
             (last, Place::LastBlock, 1.0),
         ];
-        // Parts of a split bucket overlap with passes of the first block itself, so that a pass of two microbatches is excepted.
+        // A pass of two microbatches alternates between blocks at their border.
         let mut others = before;
         if let ([first, second, rest @ ..], 1) = (before, context.pass_microbatches()) {
             parts.push((SegmentSpec::block(*first, boundary), Place::FirstBlock, 1.0));
@@ -231,17 +234,7 @@ impl<'a> CollectiveStep<'a> {
     /// Lower bound in seconds on a step with such collectives beside forward and backward passes; `None` when a segment has no
     /// legal decisions.
     pub(super) fn bound(&self, longer: [Longer; 2]) -> Option<f64> {
-        let least = |spec, weights: &StepWeights| {
-            let mut known = self.known.borrow_mut();
-            let same = known.iter().find(|(other, of, _)| *other == spec && of == weights);
-            if let Some((.., time)) = same {
-                return Some([*time, 0.0]);
-            }
-            let time = self.segments.min_weighted_time(spec, self.context, weights)?;
-            known.push((spec, *weights, time));
-            Some([time, 0.0])
-        };
-        Some(self.total(longer, least)?[0])
+        Some(self.total(longer, None)?[0])
     }
 
     /// Lower bound in seconds on the same with `multiplier` seconds for each byte of the blocks, and the bytes of these decisions.
@@ -250,43 +243,48 @@ impl<'a> CollectiveStep<'a> {
         longer: [Longer; 2],
         multiplier: f64,
     ) -> Option<[f64; 2]> {
-        let in_flight = in_flight_in_chunk(self.context, 0, 0);
-        let least = |spec: SegmentSpec, weights: &StepWeights| {
-            let (segments, context) = (self.segments, self.context);
-            if spec.kind != SegmentKind::Block {
-                return Some([segments.min_weighted_time(spec, context, weights)?, 0.0]);
-            }
-            let memory = (multiplier, in_flight);
-            let (cost, bytes) = segments.min_weighted_cost(spec, context, weights, memory)?;
-            Some([cost, bytes])
-        };
-        self.total(longer, least)
+        self.total(longer, Some(multiplier))
     }
 
-    /// The sums over all segments of what `least` has for one, and in the first of them what the segments do not count.
-    fn total(
-        &self,
-        longer: [Longer; 2],
-        least: impl Fn(SegmentSpec, &StepWeights) -> Option<[f64; 2]>,
-    ) -> Option<[f64; 2]> {
+    /// The sums of the [least costs](CollectiveStep::least) of all segments, the first one with what the segments do not count.
+    fn total(&self, longer: [Longer; 2], multiplier: Option<f64>) -> Option<[f64; 2]> {
         let hidden = [0, 1].into_iter().filter(|at| longer[*at] == Longer::Never);
         let at_ends: f64 = hidden.map(|at| self.at_ends[at]).sum();
         // Those of sharded gradients follow the reductions of every pass.
         let after_backward =
             if longer[1] == Longer::InEveryPass { self.after_backward } else { 0.0 };
         let mut total = [at_ends + after_backward + self.additions(longer[1]), 0.0];
-        let mut known: Vec<(SegmentSpec, StepWeights, [f64; 2])> = vec![];
         for (spec, place, count) in &self.parts {
-            let weights = self.weights(*place, longer);
-            let same = known.iter().find(|(other, of, _)| other == spec && *of == weights);
-            let of_part = match same {
-                Some((.., of_part)) => *of_part,
-                None => least(*spec, &weights)?,
-            };
-            known.push((*spec, weights, of_part));
+            // Memory is that of the blocks.
+            let multiplier = multiplier.filter(|_| spec.kind == SegmentKind::Block);
+            let of_part = self.least(*spec, self.weights(*place, longer), multiplier)?;
             total = [0, 1].map(|at| total[at] + count * of_part[at]);
         }
         Some(total)
+    }
+
+    /// Least weighted time of a segment in seconds, with a multiplier of bytes that of time and bytes, and the bytes.
+    fn least(
+        &self,
+        spec: SegmentSpec,
+        weights: StepWeights,
+        multiplier: Option<f64>,
+    ) -> Option<[f64; 2]> {
+        let key = (spec, weights, multiplier);
+        let known = self.known.borrow().iter().find(|(other, _)| *other == key).map(|of| of.1);
+        if known.is_some() {
+            return known;
+        }
+        let (segments, context) = (self.segments, self.context);
+        let least = match multiplier {
+            None => [segments.min_weighted_time(spec, context, &weights)?, 0.0],
+            Some(multiplier) => {
+                let memory = (multiplier, in_flight_in_chunk(context, 0, 0));
+                segments.min_weighted_cost(spec, context, &weights, memory)?
+            }
+        };
+        self.known.borrow_mut().push((key, least));
+        Some(least)
     }
 
     /// Whether a segment's collectives during the first forward (0) or the last backward pass (1) count with all of their time.

@@ -52,7 +52,6 @@ impl JointFirstStage {
 pub(super) struct JointBounds {
     overheads: Vec<JointTimes>,
     blocks: Vec<JointTimes>,
-    forward_passes_max: f64,
 }
 
 impl JointBounds {
@@ -62,7 +61,6 @@ impl JointBounds {
         JointBounds {
             overheads: prefix_sums(overheads.iter().enumerate().map(of_overhead), plus),
             blocks: prefix_sums(minima.blocks.iter().copied(), plus),
-            forward_passes_max: minima.forward_passes_max,
         }
     }
 
@@ -125,8 +123,7 @@ impl JointBounds {
         let begin = forward_before + first.forward;
         let of_step = begin + largest(&|ending| own(ending.step()));
         let passes = own(Role::Passes);
-        let mut waiting = 0.0;
-        let last_return = match step.schedule {
+        let [waiting, last_return] = match step.schedule {
             PipelineSchedule::ZeroBubble => {
                 let around = PassesAround {
                     forward_before,
@@ -135,15 +132,15 @@ impl JointBounds {
                     round_trip_after: after,
                 };
                 // As the least of sums that are linear in the number of earlier forward passes, the time is concave in it.
-                let share = position.earlier_forward_passes() / (self.forward_passes_max - 1.0);
+                let second = StagePosition { stage: 1, stages, step };
+                let share = position.earlier_forward_passes() / second.earlier_forward_passes();
                 let waited = |ending: Ending| {
                     let all = own(ending.step());
                     if share > 0.0 { all + share * (own(Role::Waited(ending)) - all) } else { all }
                 };
-                waiting = begin + after + largest(&waited);
-                position.last_return(&around, passes)
+                [begin + after + largest(&waited), position.last_return(&around, passes)]
             }
-            _ => position.bound_1f1b(before, passes, after),
+            _ => [0.0, position.bound_1f1b(before, passes, after)],
         };
         of_step.max(waiting).max(first.last_return + last_return)
     }

@@ -144,14 +144,6 @@ pub struct JointMinima {
     head: JointTimes,
     /// The weights of times besides segments, by role.
     besides_segments: [[f64; 5]; ROLES.len()],
-    /// Most forward passes of a stage but the first before its first backward pass.
-    pub(super) forward_passes_max: f64,
-}
-
-/// Most forward passes of a stage but the first before its first backward pass.
-fn forward_passes_max(context: &Context) -> f64 {
-    let microbatches = context.workload.microbatches(&context.mesh);
-    microbatches.min(context.mesh.pipeline - 1) as f64
 }
 
 /// Joint times of the segments of a context.
@@ -160,8 +152,6 @@ struct JointPricing<'a> {
     context: &'a Context,
     microbatches: f64,
     stages: f64,
-    /// Most forward passes of a stage but the first before its first backward pass.
-    forward_passes_max: f64,
     /// Least time that a hidden collective adds to a step, over its time alone.
     hidden: f64,
     /// The part of overlapped computation that a longer collective hides.
@@ -187,7 +177,6 @@ impl<'a> JointPricing<'a> {
             context,
             microbatches: context.workload.microbatches(&context.mesh) as f64,
             stages: stages as f64,
-            forward_passes_max: forward_passes_max(context),
             hidden: slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost()),
             hidden_computation: slowdown
                 .map_or(0.0, |slowdown| 1.0 - slowdown.hidden_computation_cost()),
@@ -263,7 +252,7 @@ impl<'a> JointPricing<'a> {
             Role::Waited(ending) => {
                 let mut weights = self.weights(ending.step(), kind);
                 if self.context.schedule == PipelineSchedule::ZeroBubble {
-                    let earlier = self.forward_passes_max - 1.0;
+                    let earlier = self.microbatches.min(self.stages - 1.0) - 1.0;
                     weights.of_segment.forward -= earlier;
                     weights.of_segment.sharded_gathers -= self.hidden * earlier;
                     weights.besides_segments[0] -= earlier;
@@ -400,7 +389,6 @@ impl JointMinima {
             embedding: end(SegmentKind::Embedding)?,
             head: end(SegmentKind::Head)?,
             besides_segments,
-            forward_passes_max: pricing.forward_passes_max,
         })
     }
 

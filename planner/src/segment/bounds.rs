@@ -51,13 +51,7 @@ impl SegmentSolver<'_> {
         context: &Context,
         weights: &StepWeights,
     ) -> Option<f64> {
-        let of_grouping = |grouping: &Grouping| {
-            let prepared = self.prepare(spec, *grouping, context);
-            let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
-            let times = prepared.priced.weighted_times(&step_phases, weights).concat();
-            Some(prepared.cheapest(&times)?.cost)
-        };
-        self.groupings(spec).iter().filter_map(of_grouping).min_by(f64::total_cmp)
+        Some(self.min_cost(spec, context, weights, None)?[0])
     }
 
     /// The same with `multiplier` seconds for each byte with these microbatches in flight, and the bytes of these decisions: 0 where
@@ -67,22 +61,36 @@ impl SegmentSolver<'_> {
         spec: SegmentSpec,
         context: &Context,
         weights: &StepWeights,
-        (multiplier, in_flight): (f64, InFlight),
-    ) -> Option<(f64, f64)> {
+        memory: (f64, InFlight),
+    ) -> Option<[f64; 2]> {
+        self.min_cost(spec, context, weights, Some(memory))
+    }
+
+    /// The least cost, and the bytes of its decisions with a multiplier of bytes.
+    fn min_cost(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        weights: &StepWeights,
+        memory: Option<(f64, InFlight)>,
+    ) -> Option<[f64; 2]> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
             let mut costs = prepared.priced.weighted_times(&step_phases, weights).concat();
-            let bytes = prepared.priced.bytes(&step_phases, in_flight);
-            let of_choices = costs.iter_mut().zip(bytes.iter().flatten());
-            of_choices.for_each(|(cost, bytes)| *cost += multiplier * bytes.as_f64());
+            let bytes = memory.map_or_else(Vec::new, |(multiplier, in_flight)| {
+                let bytes = prepared.priced.bytes(&step_phases, in_flight);
+                let of_choices = costs.iter_mut().zip(bytes.iter().flatten());
+                of_choices.for_each(|(cost, bytes)| *cost += multiplier * bytes.as_f64());
+                bytes
+            });
             let cheapest = prepared.cheapest(&costs)?;
             let chosen = cheapest.assignment.iter().zip(&bytes);
             let bytes: Bytes = chosen.map(|(choice, bytes)| bytes[*choice as usize]).sum();
-            Some((cheapest.cost, bytes.as_f64()))
+            Some([cheapest.cost, bytes.as_f64()])
         };
         let groupings = self.groupings(spec);
-        groupings.iter().filter_map(of_grouping).min_by(|(a, _), (b, _)| a.total_cmp(b))
+        groupings.iter().filter_map(of_grouping).min_by(|a, b| a[0].total_cmp(&b[0]))
     }
 
     /// For each of [`BucketSplit::ALL`], lower bounds on the first gather of a block that is the first of a stage, and on the time
