@@ -15,6 +15,7 @@ mod kernel_shape;
 mod launch_queue;
 mod memory;
 mod op_order;
+mod op_times;
 mod overlap;
 mod price;
 mod priced_space;
@@ -35,11 +36,10 @@ pub use exact_step::{ExactStepTime, ExactStepWork};
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use launch_queue::LaunchQueue;
 pub use memory::{DeferredBytes, InFlight, SegmentBytes, deferred_bytes, kept_bytes};
+pub use op_times::OpTimes;
 pub use overlap::{BucketTime, EarlyBucket, GatherTime, OverlapSlowdown, SplitBucketTime};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};
-pub use priced_space::{
-    ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time,
-};
+pub use priced_space::{ChoiceBytes, MemoryRows, PricedSpace, decode_assignment, pass_time};
 pub use profile::{Executor, Profile};
 pub use segment_time::{PassTimesMin, SegmentTime, StepWeights};
 pub use sharding::ShardingMin;
