@@ -21,26 +21,30 @@ use crate::{Bytes, DType};
 /// Parts of keys and values in flight: one that is sent, and one that arrives.
 pub const RING_KEY_PARTS: u64 = 2;
 
-/// Gradients of parts in flight: sums that are sent, sums that arrive, and the contributions of a step.
-pub const RING_GRADIENT_PARTS: u64 = 3;
+/// Gradients of parts in flight: sums that are sent, and sums that arrive.
+pub const RING_GRADIENT_PARTS: u64 = 2;
 
 /// Steps of a ring with the same kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSteps {
     /// Number of steps.
     pub count: u64,
-    /// Attention to the keys of a part, and what merges its results.
-    pub computation: Vec<Kernel>,
-    /// The shift beside the computation.
+    /// Kernels that run beside the shift: attention to the keys of a part, and what merges its results.
+    pub beside_shift: Vec<Kernel>,
+    /// Kernels that run while no shift does.
+    pub without_shift: Vec<Kernel>,
+    /// The shift.
     pub shift: Option<Collective>,
 }
 
-/// Scratch memory of ring attention.
+/// Scratch memory of ring attention: of each operand, its matrices one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingScratch {
-    /// Keys and values in flight.
-    pub keys: Extent,
-    /// Results of a step, their sums where outputs are not fp32, and travelling gradients.
+    /// In the format of the inputs: two parts of keys and values in flight, the output of a step (the gradient of the
+    /// queries in a backward pass), and in a backward pass the contributions of a step to the gradients of a part.
+    pub parts: Extent,
+    /// In fp32: sums of outputs (of the gradients of queries) where the format of the inputs is another; then the
+    /// log-sum-exp of a step or, in a backward pass, two parts of gradients in flight.
     pub sums: Extent,
 }
 
@@ -59,16 +63,17 @@ impl Attention {
     pub fn ring_scratch(&self) -> Option<RingScratch> {
         self.rotation()?;
         let (outputs, keys) = (self.heads * self.head_dim, self.key_columns());
-        // Sums in another format than fp32 have a copy.
-        let copies = if self.input == DType::F32 { 1 } else { 2 };
-        let columns = match self.direction {
-            Direction::Forward => copies * outputs + self.heads,
-            Direction::Backward => copies * outputs + RING_GRADIENT_PARTS * keys,
+        let summed = if self.input == DType::F32 { 0 } else { outputs };
+        let (parts, sums) = match self.direction {
+            Direction::Forward => (RING_KEY_PARTS * keys + outputs, summed + self.heads),
+            Direction::Backward => {
+                ((RING_KEY_PARTS + 1) * keys + outputs, summed + RING_GRADIENT_PARTS * keys)
+            }
         };
         let rows = self.sequences * self.queries();
         Some(RingScratch {
-            keys: Extent { rows, columns: RING_KEY_PARTS * keys, dtype: self.input },
-            sums: Extent { rows, columns, dtype: DType::F32 },
+            parts: Extent { rows, columns: parts, dtype: self.input },
+            sums: Extent { rows, columns: sums, dtype: DType::F32 },
         })
     }
 
@@ -80,33 +85,56 @@ impl Attention {
             let bytes: Bytes = dtypes.iter().map(|d| d.bytes(rows * self.key_columns())).sum();
             Some(Collective { kind: CollectiveKind::Shift, payload: bytes * group.size, group })
         };
-        let (keys, gradients) = (self.input, DType::F32);
+        let (input, sum) = (self.input, DType::F32);
         let attention = Kernel::Attention(Attention {
             length: self.queries(),
             query_parts: 1,
             ring: Some(DeviceGroup { size: 1, ..group }),
             ..self.clone()
         });
-        let first = vec![attention.clone()];
-        let later = vec![attention, self.ring_merge(rows)];
-        let steps = |count, computation: &[Kernel], shift| RingSteps {
+        // A kernel that reads or writes so many columns in each of these formats.
+        let kernel = |columns: u64, dtypes: &[DType]| {
+            let traffic = dtypes.iter().map(|dtype| dtype.bytes(rows * columns)).sum();
+            Kernel::Fused(FusedKernel {
+                kind: FusedKind::Add,
+                traffic,
+                unfused_traffic: traffic,
+                unfused_launches: 1,
+                parameters: 1,
+            })
+        };
+        let keys = self.key_columns();
+        let outputs = self.heads * self.head_dim;
+        let pack = kernel(keys, &[input, input]);
+        let steps = |count, beside: &[&Kernel], without: &[&Kernel], shift| RingSteps {
             count,
-            computation: computation.to_vec(),
+            beside_shift: beside.iter().copied().cloned().collect(),
+            without_shift: without.iter().copied().cloned().collect(),
             shift,
         };
         let between = group.size - 2;
         Some(match self.direction {
-            Direction::Forward => vec![
-                steps(1, &first, shift(&[keys])),
-                steps(between, &later, shift(&[keys])),
-                steps(1, &later, None),
-            ],
-            Direction::Backward => vec![
-                steps(1, &first, shift(&[keys])),
-                steps(between, &later, shift(&[keys, gradients])),
-                steps(1, &later, shift(&[gradients])),
-                steps(1, &[], shift(&[gradients])),
-            ],
+            Direction::Forward => {
+                let merge = &kernel(outputs + self.heads, &[sum, input, sum]);
+                vec![
+                    steps(1, &[&attention], &[&pack], shift(&[input])),
+                    steps(between, &[&attention, merge], &[], shift(&[input])),
+                    steps(1, &[&attention, merge], &[], None),
+                ]
+            }
+            Direction::Backward => {
+                let merge = &kernel(outputs, &[sum, input, sum]);
+                let convert = &kernel(keys, &[input, sum]);
+                let add = &kernel(keys, &[sum, input, sum]);
+                let first: &[&Kernel] =
+                    if input == sum { &[&attention] } else { &[&attention, convert] };
+                vec![
+                    steps(1, first, &[&pack], shift(&[input])),
+                    steps(between, &[&attention, merge], &[add], shift(&[input, sum])),
+                    steps(1, &[&attention, merge], &[add], shift(&[sum])),
+                    steps(1, &[], &[convert], shift(&[sum])),
+                ]
+            }
         })
     }
 
@@ -114,22 +142,6 @@ impl Attention {
     pub fn ring_shifts(&self) -> Vec<(u64, Collective)> {
         let steps = self.ring_steps().into_iter().flatten();
         steps.filter_map(|steps| Some((steps.count, steps.shift?))).collect()
-    }
-
-    /// The kernel that merges the results of a step: sums are read and written, results of the step are read.
-    fn ring_merge(&self, rows: u64) -> Kernel {
-        let columns = match self.direction {
-            Direction::Forward => self.heads * (self.head_dim + 1),
-            Direction::Backward => self.heads * self.head_dim + self.key_columns(),
-        };
-        let traffic = DType::F32.bytes(rows * columns) * 3;
-        Kernel::Fused(FusedKernel {
-            kind: FusedKind::Add,
-            traffic,
-            unfused_traffic: traffic,
-            unfused_launches: 1,
-            parameters: 1,
-        })
     }
 }
 
@@ -197,7 +209,7 @@ mod tests {
                     .sum();
                 assert_eq!(sent, expected);
                 let steps = attention.ring_steps().unwrap();
-                let computed = steps.iter().filter(|steps| !steps.computation.is_empty());
+                let computed = steps.iter().filter(|steps| !steps.beside_shift.is_empty());
                 assert_eq!(computed.map(|steps| steps.count).sum::<u64>(), places);
             }
         }
@@ -207,11 +219,10 @@ mod tests {
     fn scratch_holds_parts_in_flight_and_sums() {
         let scratch = |direction| attention(direction, 4, 64).ring_scratch().unwrap();
         let (forward, backward) = (scratch(Direction::Forward), scratch(Direction::Backward));
-        let keys = Extent { rows: 48, columns: 2 * 32, dtype: DType::Bf16 };
-        assert_eq!((forward.keys, backward.keys), (keys, keys));
+        let parts = |columns| Extent { rows: 48, columns, dtype: DType::Bf16 };
+        assert_eq!((forward.parts, backward.parts), (parts(3 * 32), parts(4 * 32)));
         let sums = |columns| Extent { rows: 48, columns, dtype: DType::F32 };
-        assert_eq!(forward.sums, sums(2 * 32 + 4));
-        assert_eq!(backward.sums, sums(2 * 32 + 3 * 32));
+        assert_eq!((forward.sums, backward.sums), (sums(32 + 4), sums(3 * 32)));
         let whole = Attention { ring: None, ..attention(Direction::Forward, 4, 64) };
         assert_eq!((whole.ring_scratch(), whole.ring_steps()), (None, None));
     }

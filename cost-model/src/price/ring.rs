@@ -3,7 +3,7 @@
 //! ```text
 //! time = Σ over steps (attention + merging + what the shift adds)
 //! ```
-//! A shift overlaps with the computation of its step, with the slowdown of both, and adds its whole time at most: also on
+//! A shift overlaps with the kernels beside it, with the slowdown of both, and adds its whole time at most: also on
 //! hardware without overlap. Attention is that of causal sequences as long as the positions of a device, which have as many scores as a
 //! step ([`narrows_plan::ring`]), each with the fixed costs of a kernel. The shift is a transfer to the neighbour over the
 //! slowest link of the ring.
@@ -39,15 +39,15 @@ pub(super) fn ring_time(
     price: impl Fn(&Kernel) -> Seconds,
 ) -> Seconds {
     let of_steps = |steps: &RingSteps| {
-        let computation = computation(steps, &price);
+        let beside_shift: Seconds = steps.beside_shift.iter().map(&price).sum();
         let shift = shift(steps).map_or(Seconds(0.0), |shift| price(&shift));
         let added = match slowdown {
-            Some(slowdown) if computation.0 > 0.0 => {
-                Seconds(slowdown.exposed(shift, computation).0.min(shift.0))
+            Some(slowdown) if beside_shift.0 > 0.0 => {
+                Seconds(slowdown.exposed(shift, beside_shift).0.min(shift.0))
             }
             _ => shift,
         };
-        (computation + added) * steps.count as f64
+        (computation(steps, &price) + added) * steps.count as f64
     };
     steps.iter().map(of_steps).sum()
 }
@@ -58,9 +58,8 @@ pub(super) fn resampled_ring_times_s(
     slowdown: Option<OverlapSlowdown>,
     (draws, resampled): (usize, impl Fn(&Kernel) -> Option<Vec<f64>>),
 ) -> Option<Vec<f64>> {
-    let kernels =
-        steps.iter().flat_map(|steps| steps.computation.iter().cloned().chain(shift(steps)));
-    let times = kernels.map(|kernel| {
+    let all = steps.iter().flat_map(|steps| kernels(steps).cloned().chain(shift(steps)));
+    let times = all.map(|kernel| {
         let times = resampled(&kernel)?;
         Some((kernel, times))
     });
@@ -74,7 +73,7 @@ pub(super) fn resampled_ring_times_s(
 /// Launches of the kernels and shifts of a ring.
 pub(super) fn ring_launches(steps: &[RingSteps], launches: impl Fn(&Kernel) -> u32) -> u32 {
     let of_steps = |steps: &RingSteps| {
-        let computation: u32 = steps.computation.iter().map(&launches).sum();
+        let computation: u32 = kernels(steps).map(&launches).sum();
         let count = u32::try_from(steps.count).unwrap_or(u32::MAX);
         (computation + u32::from(steps.shift.is_some())).saturating_mul(count)
     };
@@ -95,7 +94,11 @@ pub(super) fn longer_shift(
 }
 
 fn computation(steps: &RingSteps, price: impl Fn(&Kernel) -> Seconds) -> Seconds {
-    steps.computation.iter().map(price).sum()
+    kernels(steps).map(price).sum()
+}
+
+fn kernels(steps: &RingSteps) -> impl Iterator<Item = &Kernel> {
+    steps.beside_shift.iter().chain(&steps.without_shift)
 }
 
 fn shift(steps: &RingSteps) -> Option<Kernel> {

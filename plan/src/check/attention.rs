@@ -54,7 +54,7 @@ pub(super) fn transfer(
         }
     };
     // The sizes of the attention are those of its operands, as the transfer functions above have checked.
-    let scratch = attention.ring_scratch().map(|RingScratch { keys, sums }| [keys, sums]);
+    let scratch = attention.ring_scratch().map(|RingScratch { parts, sums }| [parts, sums]);
     let tokens = operands.reads[0].with_value(AbstractValue::Zero);
     writes.extend(scratch.into_iter().flatten().map(|Extent { columns, dtype, .. }| {
         OperandWrite {

@@ -13,6 +13,8 @@ pub enum KernelFamily {
     Rotary,
     /// Causal attention.
     Attention,
+    /// Sums and copies of ring attention.
+    Ring,
     /// Gated product of the MLP.
     Gated,
     /// Embedding gather, and the scatter-add of its gradients.
@@ -62,12 +64,13 @@ pub const NVRTC_OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
 
 impl KernelFamily {
     /// All families.
-    pub const ALL: [KernelFamily; 11] = [
+    pub const ALL: [KernelFamily; 12] = [
         KernelFamily::Norm,
         KernelFamily::Latent,
         KernelFamily::Crossing,
         KernelFamily::Rotary,
         KernelFamily::Attention,
+        KernelFamily::Ring,
         KernelFamily::Gated,
         KernelFamily::Embedding,
         KernelFamily::Loss,
@@ -84,6 +87,7 @@ impl KernelFamily {
             KernelFamily::Crossing => "crossing",
             KernelFamily::Rotary => "rotary",
             KernelFamily::Attention => "attention",
+            KernelFamily::Ring => "ring",
             KernelFamily::Gated => "gated",
             KernelFamily::Embedding => "embedding",
             KernelFamily::Loss => "loss",
@@ -101,6 +105,7 @@ impl KernelFamily {
             KernelFamily::Crossing => include_str!("kernels/crossing.cu"),
             KernelFamily::Rotary => include_str!("kernels/rotary.cu"),
             KernelFamily::Attention => include_str!("kernels/attention.cu"),
+            KernelFamily::Ring => include_str!("kernels/ring.cu"),
             KernelFamily::Gated => include_str!("kernels/gated.cu"),
             KernelFamily::Embedding => include_str!("kernels/embedding.cu"),
             KernelFamily::Loss => include_str!("kernels/loss.cu"),

@@ -39,8 +39,9 @@ pub use error::CudaError;
 pub use kernel_source::{KERNEL_HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
 pub use launch::{
     Argument, AttentionKey, AttentionTensor, ByteRows, FusedAttention, Launch, LaunchContext,
-    Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS, UnsupportedInstr, kernel_launches,
-    optimizer_coefficients, rotary_table,
+    Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS, RingAttention, RingShift,
+    RingStep, UnsupportedInstr, kernel_launches, optimizer_coefficients, ring_attention,
+    rotary_table,
 };
 pub use libraries::{
     CudaLibrary, LibraryFile, find_libraries, library_search_folders, link_libraries,

@@ -33,7 +33,7 @@ pub(super) fn backward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
 
 /// The scratch memory of ring attention.
 fn scratch(attention: &Attention) -> impl Iterator<Item = TemplateOperand> + use<> {
-    let scratch = attention.ring_scratch().map(|RingScratch { keys, sums }| [keys, sums]);
+    let scratch = attention.ring_scratch().map(|RingScratch { parts, sums }| [parts, sums]);
     let operand = |(n, extent)| TemplateOperand { slot: OperandSlot::Temporary(n), extent };
     (0..).zip(scratch.into_iter().flatten()).map(operand)
 }

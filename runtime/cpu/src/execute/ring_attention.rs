@@ -1,7 +1,7 @@
 //! Ring attention: the steps of [`narrows_plan::ring`], each after its shift.
 //!
-//! Scratch memory of the instruction is two operands of the arena: keys and values in flight, and sums. A part is the
-//! keys and values of a device, or their gradients, side by side: `[rows, 2·kv_heads·w]`.
+//! Scratch memory of the instruction is two operands of the arena, as [`narrows_plan::ring::RingScratch`] describes them. A part
+//! is the keys and values of a device, or their gradients, side by side: `[rows, 2·kv_heads·w]`.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::kernels::{
     attention_backward, attention_forward, merge_outputs,
 };
 
-/// Operands written besides results: keys in flight, and sums.
+/// Operands written besides results: parts and results of a step, and sums.
 const SCRATCH_OPERANDS: usize = 2;
 
 pub(super) fn run(
@@ -55,7 +55,7 @@ pub(super) fn run(
         };
         let qkv = [0, 1, 2].map(|index| operands.read(index));
         let [q, k, v] = columns.split(&reads[..inputs], &qkv);
-        let [keys, sums] = [0, 1].map(|index| operands.write(results + index));
+        let [parts, sums] = [0, 1].map(|index| operands.write(results + index));
         let part = shape.sequences * shape.queries.count * 2 * k.columns();
         let mut ring = Ring {
             shape,
@@ -69,7 +69,7 @@ pub(super) fn run(
         if !is_backward {
             let out = view_mut(operands.write(0), writes[0].extent);
             let lse = view_mut(operands.write(1), writes[1].extent);
-            return ring.forward([q, k, v], (out, lse), (keys, sums));
+            return ring.forward([q, k, v], (out, lse), (parts, sums));
         }
         let after_qkv =
             |index: usize| view(operands.read(inputs + index), reads[inputs + index].extent);
@@ -78,7 +78,7 @@ pub(super) fn run(
         let gradients: [Option<&mut [f32]>; 3] =
             std::array::from_fn(|index| (index < inputs).then(|| operands.write(index)));
         let [dq, dk, dv] = columns.split_mut(&writes[..inputs], gradients);
-        ring.backward(saved, AttentionGradients { dq, dk, dv }, (keys, sums))
+        ring.backward(saved, AttentionGradients { dq, dk, dv }, (parts, sums))
     })
 }
 
@@ -163,11 +163,11 @@ impl Ring<'_> {
         &mut self,
         [q, k, v]: [MatrixView<'_>; 3],
         (mut out, mut lse): (MatrixViewMut<'_>, MatrixViewMut<'_>),
-        (keys, sums): (&mut [f32], &mut [f32]),
+        (parts, step_lse): (&mut [f32], &mut [f32]),
     ) -> Result<(), StopReason> {
+        let (keys, step_out) = parts.split_at_mut(2 * self.part);
         let (mut current, mut arriving) = keys.split_at_mut(self.part);
         pack(k, v, current);
-        let (step_out, step_lse) = sums.split_at_mut(out.rows() * out.columns());
         for step in 0..self.places {
             let shift = (step + 1 < self.places).then_some((&*current, &mut *arriving));
             self.shifts.run([shift])?;
@@ -208,13 +208,13 @@ impl Ring<'_> {
         &mut self,
         saved: AttentionSaved<'_>,
         AttentionGradients { mut dq, dk, dv }: AttentionGradients<'_>,
-        (keys, sums): (&mut [f32], &mut [f32]),
+        (parts, sums): (&mut [f32], &mut [f32]),
     ) -> Result<(), StopReason> {
+        let (keys, results) = parts.split_at_mut(2 * self.part);
         let (mut current, mut arriving) = keys.split_at_mut(self.part);
         pack(saved.k, saved.v, current);
-        let (step_dq, gradients) = sums.split_at_mut(dq.rows() * dq.columns());
-        let (contributions, gradients) = gradients.split_at_mut(self.part);
-        let (mut summed, mut arriving_sums) = gradients.split_at_mut(self.part);
+        let (step_dq, contributions) = results.split_at_mut(dq.rows() * dq.columns());
+        let (mut summed, mut arriving_sums) = sums.split_at_mut(self.part);
         let key_rows = saved.k.rows();
         for step in 0..self.places {
             let keys = (step + 1 < self.places).then_some((&*current, &mut *arriving));

@@ -20,6 +20,7 @@ use std::{ptr, thread};
 use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{CollectiveFunction, Instr, Program, Reduction};
 use narrows_plan::{DType, DeviceGroup};
 
@@ -29,6 +30,7 @@ use super::communicator::{
 use super::gpu::{DeviceMemory, OpenGpu};
 use crate::discovery;
 use crate::error::CudaError;
+use crate::launch::RingShift;
 use crate::libraries::CudaLibrary;
 use crate::schedule::{NcclCollective, P2pKind, P2pOp};
 use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
@@ -290,6 +292,44 @@ impl NcclCommunicators {
             collective.function.kind().name(),
             &WaitContext { processes, timeout: self.timeout },
         )
+    }
+
+    /// Enqueues a shift of ring attention on a stream.
+    ///
+    /// # Errors
+    /// When NCCL fails.
+    pub fn enqueue_shift(
+        &self,
+        shift: &RingShift,
+        arena: &DeviceMemory,
+        stream: &CudaStream,
+        processes: &dyn ProcessGroup,
+    ) -> Result<(), RunError> {
+        let kind = CollectiveKind::Shift.name();
+        let Some(communicator) = self.groups.get(&shift.group) else {
+            return Err(nccl_error(kind, "no communicator for its device group".into()).into());
+        };
+        let (raw, stream) = (communicator.raw, stream.cu_stream().cast());
+        let (members, rank) = (shift.group.size, self.local_rank(communicator)?);
+        let [next, previous] =
+            [1, members - 1].map(|distance| ((rank + distance) % members) as c_int);
+        let bytes = ncclDataType_t::ncclUint8;
+        let calls = || -> Result<(), NcclError> {
+            for (source, target) in &shift.operands {
+                let length = (source.end - source.start) as usize;
+                let from = arena.address(source.start) as *const c_void;
+                let to = arena.address(target.start) as *mut c_void;
+                // SAFETY: the check of the program verified that operands lie within the arena, and all members
+                // execute the same program.
+                unsafe {
+                    result::send(from, length, bytes, next, raw, stream)?;
+                    result::recv(to, length, bytes, previous, raw, stream)?;
+                }
+            }
+            Ok(())
+        };
+        grouped(calls).map_err(|e| communicator.error(kind, e))?;
+        communicator.wait_until_ready(kind, &WaitContext { processes, timeout: self.timeout })
     }
 
     /// Enqueues a transfer on a stream, with one address per operand.

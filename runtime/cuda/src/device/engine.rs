@@ -399,6 +399,6 @@ impl Engine for GpuEngine {
             .timers
             .as_ref()
             .filter(|_| self.keeps_spans)
-            .map_or(&[], InstructionTimers::spans)
+            .map_or(&[], InstructionTimers::instruction_spans)
     }
 }

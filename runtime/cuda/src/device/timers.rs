@@ -19,16 +19,21 @@ pub(crate) struct InstructionTimers {
     instructions: Vec<TimedInstruction>,
     /// Number of them that are completely enqueued.
     enqueued: usize,
+    /// Spans of `instructions`.
     spans: Vec<InstructionSpan>,
+    /// Spans of whole instructions.
+    instruction_spans: Vec<InstructionSpan>,
 }
 
-/// An instruction whose time is measured.
+/// An instruction whose time is measured, or a part of one.
 #[derive(Clone, Copy)]
 pub(crate) struct TimedInstruction {
     /// Node of the instruction; none for a transfer, which is not in a segment.
     pub node: Option<TimedNode>,
     /// Category of its time.
     pub category: TimeCategory,
+    /// Whether this is the first part of its instruction.
+    pub begins_instr: bool,
 }
 
 /// A node of the schedule.
@@ -63,6 +68,7 @@ impl InstructionTimers {
             instructions: vec![],
             enqueued: 0,
             spans: vec![],
+            instruction_spans: vec![],
         })
     }
 
@@ -117,12 +123,13 @@ impl InstructionTimers {
             let start = since_step_begin(begin)?;
             self.spans.push(InstructionSpan { start, end: since_step_begin(end)?.max(start) });
         }
+        self.instruction_spans = whole_instructions(&self.instructions, &self.spans);
         Ok(())
     }
 
-    /// Spans of the last step.
-    pub fn spans(&self) -> &[InstructionSpan] {
-        &self.spans
+    /// Spans of the instructions of the last step.
+    pub fn instruction_spans(&self) -> &[InstructionSpan] {
+        &self.instruction_spans
     }
 
     /// Breakdown of the last step's time: the whole duration of computation, and of collectives and transfers the
@@ -131,6 +138,21 @@ impl InstructionTimers {
         let instructions = self.instructions.iter().copied();
         time_breakdown(instructions.zip(self.spans.iter().copied()))
     }
+}
+
+/// The spans of instructions, from the first begin to the last end of their parts.
+fn whole_instructions(
+    timed: &[TimedInstruction],
+    spans: &[InstructionSpan],
+) -> Vec<InstructionSpan> {
+    let mut whole: Vec<InstructionSpan> = vec![];
+    for (instruction, span) in timed.iter().zip(spans) {
+        match whole.last_mut().filter(|_| !instruction.begins_instr) {
+            Some(last) => last.end = last.end.max(span.end),
+            None => whole.push(*span),
+        }
+    }
+    whole
 }
 
 fn time_breakdown(
@@ -172,7 +194,7 @@ mod tests {
         let timed = |stream: Option<StreamId>, category, begin, end| {
             let node = stream.map(|stream| TimedNode { stream, segment: 0, index: 0 });
             let span = InstructionSpan { start: ms(begin), end: ms(end) };
-            (TimedInstruction { node, category }, span)
+            (TimedInstruction { node, category, begins_instr: true }, span)
         };
         let (compute, collectives) = (Some(StreamId::Compute), Some(StreamId::Collectives));
         let reductions = Some(StreamId::Buckets);
@@ -194,5 +216,22 @@ mod tests {
         assert_eq!(milliseconds(TimeCategory::Gemm), 12);
         assert_eq!(milliseconds(TimeCategory::Elementwise), 3);
         assert_eq!(milliseconds(TimeCategory::Bubble), 5);
+    }
+
+    #[test]
+    fn parts_of_an_instruction_have_one_span() {
+        let ms = Duration::from_millis;
+        let timed = |begins_instr, begin, end| {
+            let category = TimeCategory::Attention;
+            let span = InstructionSpan { start: ms(begin), end: ms(end) };
+            (TimedInstruction { node: None, category, begins_instr }, span)
+        };
+        // A shift ends after the computation that it runs beside.
+        let parts = [(true, 0, 2), (true, 2, 3), (false, 3, 9), (false, 3, 7), (true, 9, 10)];
+        let (timed, spans): (Vec<_>, Vec<_>) =
+            parts.map(|(begins, begin, end)| timed(begins, begin, end)).into_iter().unzip();
+        let whole = whole_instructions(&timed, &spans);
+        let whole = whole.iter().map(|span| (span.start.as_millis(), span.end.as_millis()));
+        assert_eq!(whole.collect::<Vec<_>>(), [(0, 2), (2, 9), (9, 10)]);
     }
 }

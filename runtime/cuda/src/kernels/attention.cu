@@ -8,7 +8,8 @@
 // (tile, head, sequence), and the tiles with the most work come first.
 //
 // A query attends to its own key and those before it, at most `window` of them; the window is the length where there is
-// none. Keys after a query are masked. That also masks keys beyond the last token, since they come after every query.
+// none. Keys after a query are masked. That also masks keys beyond the last token, since they come after every query of a
+// sequence. In ring attention queries may come after all `keys`, and see each of them.
 #include "attention_backward.cuh"
 #include "attention_forward.cuh"
 #include "attention_scalar.cuh"
@@ -48,8 +49,8 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
 // dv to all heads of the device. A sequence has `keys` rows of k and v, and `queries` rows of q in one or two
 // runs of positions.
 //
-// A launch computes one run of queries, with positions from `first` to `length`: the last queries of a sequence of
-// `length` keys. The row of a query is its position less `skipped`.
+// A launch computes one run of queries, with positions from `first` to `length`. They attend to keys before `length`, of
+// which there are `keys` at most. The row of a query is its position less `skipped`.
 #define TO_QUERIES(T, V, Forward, Backward, W, blocks, name)                                   \
     KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v, T* out,      \
            float* lse, u32 keys, u32 queries, u32 first, u32 length, u32 skipped, u32 window,  \
@@ -61,6 +62,7 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
                             v_stride};                                                         \
         Forward<W> head;                                                                       \
         head.length = length;                                                                  \
+        head.keys = keys;                                                                      \
         head.window = window;                                                                  \
         head.width = width;                                                                    \
         head.first_query = first;                                                              \
@@ -75,7 +77,8 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
     KERNEL(THREADS, blocks, attention_dq_##name, const T* q, const T* k, const T* v,           \
            const T* dout, const float* sums, T* dq, u32 keys, u32 queries, u32 first,          \
            u32 length, u32 skipped, u32 window, u32 heads, u32 group, u32 width, u32 padded,   \
-           u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride, float scale) {            \
+           u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride, u32 dq_stride,            \
+           float scale) {                                                                      \
         const u64 token = u64(blockIdx.z) * keys, row = u64(blockIdx.z) * queries - skipped;   \
         const u32 query = blockIdx.y * width, key = blockIdx.y / group * width;                \
         const Pair<T> rows = {q + row * q_stride + query, dout + row * out_stride + query,     \
@@ -85,11 +88,12 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         sums += ((u64(blockIdx.z) * heads + blockIdx.y) * padded - skipped) * 2;               \
         Backward<W> head;                                                                      \
         head.length = length;                                                                  \
+        head.keys = keys;                                                                      \
         head.window = window;                                                                  \
         head.width = width;                                                                    \
         head.first_query = first;                                                              \
         head.scale = scale;                                                                    \
-        head.query_gradients(rows, kv, sums, dq + row * q_stride + query, q_stride);           \
+        head.query_gradients(rows, kv, sums, dq + row * dq_stride + query, dq_stride);         \
     }
 
 // Gradients of keys and values.

@@ -12,7 +12,7 @@
 constexpr u32 ROWS = 64;
 
 // GENERAL: whether keys and values may have a window, whose masks take registers, or queries of two runs of positions.
-// Gradients of queries always may. Two runs begin and end at whole tiles.
+// Gradients of queries always may. Two runs begin and end at whole tiles, and so do queries that come after all keys.
 template <int W, bool GENERAL = false>
 struct Backward {
     // Inner rows, the columns of P, per mma pass. The dk/dv kernel has two accumulators, so it takes fewer.
@@ -20,7 +20,7 @@ struct Backward {
     // Elements of one buffer: a tile of each of the two matrices.
     static constexpr u32 TILES = 2 * ROWS * W;
 
-    u32 length, window, width, first_query;
+    u32 length, keys, window, width, first_query;
     QueryRuns queries;
     float scale;
     u32 a[2][W / 16][4];
@@ -100,6 +100,7 @@ struct Backward {
         const u32 first = row_tile * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
         const u32 first_tile = first < window ? 0 : (first + 1 - window) / ROWS;
+        const u32 last_tile = min(row_tile, (keys - 1) / ROWS);
         start_pair_copy(tiles, rows, first, length);
         end_copy_group();
         start_pair_copy(tiles + TILES, inner, first_tile * ROWS, length);
@@ -118,13 +119,13 @@ struct Backward {
 
         const float factor = scale * LOG2_E;
         float sums[W / 8][4] = {};
-        for (u32 tile = first_tile; tile <= row_tile; tile++) {
+        for (u32 tile = first_tile; tile <= last_tile; tile++) {
             const u32 buffer = (tile - first_tile) % 2;
             const bf16* const current = tiles + (1 - buffer) * TILES;
             const bool masked = tile == row_tile || (row_tile - tile + 1) * ROWS > window;
             wait_for_copies<0>();
             __syncthreads();
-            if (tile < row_tile) {
+            if (tile < last_tile) {
                 start_pair_copy(tiles + buffer * TILES, inner, (tile + 1) * ROWS, length);
             }
             end_copy_group();

@@ -1,4 +1,5 @@
-// Flash attention forward on tensor cores: 128 queries per block, 32 per warp, over tiles of 64 keys.
+// Flash attention forward on tensor cores: 128 queries per block, 32 per warp, over tiles of 64 keys. Where queries come
+// after all keys, these are whole tiles.
 //
 // Keys and values have one tile each in shared memory. Values are copied while scores are computed, and the
 // next keys while probabilities are multiplied with the values. A warp has 32 rows instead of 16, so that
@@ -10,22 +11,22 @@ constexpr u32 QUERIES = 128, KEYS = 64;
 
 template <int W>
 struct Forward {
-    u32 length, window, width, first_query;
+    u32 length, keys, window, width, first_query;
     float scale;
 
     DEVICE void forward(const bf16* q, Pair<bf16> kv, bf16* out, float* lse, u32 q_stride,
                         u32 out_stride, u32 heads) const {
         DYNAMIC_SHARED(memory);
         bf16* const queries = reinterpret_cast<bf16*>(memory);
-        bf16* const keys = queries + QUERIES * W;
-        bf16* const values = keys + KEYS * W;
+        bf16* const key_tile = queries + QUERIES * W;
+        bf16* const values = key_tile + KEYS * W;
         const u32 first = first_query + (gridDim.x - 1 - blockIdx.x) * QUERIES;
-        const u32 tiles = (min(first + QUERIES, length) - 1) / KEYS + 1;
+        const u32 tiles = (min(min(first + QUERIES, length), keys) - 1) / KEYS + 1;
         const u32 first_tile = first < window ? 0 : (first + 1 - window) / KEYS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 32;
 
         start_tile_copy<W, QUERIES>(queries, q, q_stride, width, first, length);
-        start_tile_copy<W, KEYS>(keys, kv.first, kv.first_stride, width, first_tile * KEYS, length);
+        start_tile_copy<W, KEYS>(key_tile, kv.first, kv.first_stride, width, first_tile * KEYS, length);
         end_copy_group();
 
         float sums[2][W / 8][4] = {};
@@ -43,11 +44,11 @@ struct Forward {
             start_tile_copy<W, KEYS>(values, kv.second, kv.second_stride, width, key, length);
             end_copy_group();
             float scores[2][KEYS / 8][4] = {};
-            if (visible) multiply_keys(scores, queries, keys, row);
+            if (visible) multiply_keys(scores, queries, key_tile, row);
             wait_for_copies<0>();
             __syncthreads();
             if (tile + 1 < tiles) {
-                start_tile_copy<W, KEYS>(keys, kv.first, kv.first_stride, width, key + KEYS, length);
+                start_tile_copy<W, KEYS>(key_tile, kv.first, kv.first_stride, width, key + KEYS, length);
             }
             end_copy_group();
             if (!visible) continue;

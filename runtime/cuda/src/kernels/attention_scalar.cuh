@@ -1,5 +1,5 @@
 // Attention with f32 FMAs instead of tensor cores, forward and backward: for f32, for bf16 heads that
-// are not a multiple of 16 bytes or are wider than 128 features, and for bf16 queries of two runs of positions
+// are not a multiple of 16 bytes or are wider than 128 features, and for bf16 queries of some positions
 // that are no whole tiles. T is the format in memory, V the vector width of memory accesses; tiles are f32,
 // W features wide, padded with zeros. A block has 16 rows, four per warp, and loops over tiles of 32 inner rows, one per lane. Inner rows are keys and values in the forward
 // pass and for dq, and queries for dk and dv. A lane computes the dot products of its inner row with each row of
@@ -17,7 +17,7 @@ struct ScalarAttention {
     static constexpr u32 LANE_FEATURES = W / 32;
     using Sums = float[WARP_ROWS][LANE_FEATURES];
 
-    u32 length, window, width, first_query;
+    u32 length, keys, window, width, first_query;
     QueryRuns queries;
     float scale;
 
@@ -108,6 +108,16 @@ struct ScalarAttention {
         return first_query < window ? 0 : (first_query + 1 - window) / INNER_ROWS * INNER_ROWS;
     }
 
+    // End of the keys that the queries of a block attend to.
+    DEVICE u32 key_end(u32 first_query) const {
+        return min(min(first_query + BLOCK_ROWS, length), keys);
+    }
+
+    // A query after all keys sees what one at the last key does.
+    DEVICE bool is_key_masked(u32 query, u32 key) const {
+        return is_masked(min(query, keys - 1), key);
+    }
+
     // Keys after the query are also at a distance of at least a window: it wraps around.
     DEVICE bool is_masked(u32 query, u32 key) const { return query - key >= window; }
 
@@ -123,15 +133,15 @@ struct ScalarAttention {
         float maxima[WARP_ROWS], totals[WARP_ROWS] = {};
 #pragma unroll
         for (u32 r = 0; r < WARP_ROWS; r++) maxima[r] = minus_infinity();
-        for (u32 key = first_key(first); key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
+        for (u32 key = first_key(first); key < key_end(first); key += INNER_ROWS) {
             __syncthreads();
-            copy_inner(at.inner, kv, key, length);
+            copy_inner(at.inner, kv, key, min(length, keys));
             __syncthreads();
             float p[WARP_ROWS];
             multiply(p, at.rows, at.inner);
 #pragma unroll
             for (u32 r = 0; r < WARP_ROWS; r++) {
-                if (is_masked(row + r, key + lane)) p[r] = MASKED;
+                if (is_key_masked(row + r, key + lane)) p[r] = MASKED;
                 const float maximum = fmaxf(maxima[r], over_warp<Maximum>(p[r]));
                 const float shrink = power_of_two((maxima[r] - maximum) * factor);
                 p[r] = power_of_two((p[r] - maximum) * factor);
@@ -174,9 +184,9 @@ struct ScalarAttention {
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
         copy_rows(at.rows, rows, first);
         Sums sums = {};
-        for (u32 key = first_key(first); key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
+        for (u32 key = first_key(first); key < key_end(first); key += INNER_ROWS) {
             __syncthreads();
-            copy_inner(at.inner, inner, key, length);
+            copy_inner(at.inner, inner, key, min(length, keys));
             __syncthreads();
             float x[WARP_ROWS], y[WARP_ROWS];
             multiply(x, at.rows, at.inner);
@@ -186,7 +196,7 @@ struct ScalarAttention {
                 float lse_and_d[2];
                 load(statistics + u64(row + r) * 2, lse_and_d);
                 const float p = power_of_two(x[r] * (scale * LOG2_E) - lse_and_d[0]);
-                y[r] = is_masked(row + r, key + lane) ? 0.0f : p * (y[r] - lse_and_d[1]);
+                y[r] = is_key_masked(row + r, key + lane) ? 0.0f : p * (y[r] - lse_and_d[1]);
             }
             accumulate(sums, y, at.weights, at.inner);
         }

@@ -6,6 +6,7 @@
 //! executed or read here.
 
 mod attention;
+mod attention_kernels;
 mod bias;
 mod crossing;
 mod elementwise;
@@ -20,6 +21,7 @@ mod norm;
 mod operand;
 mod optimizer;
 mod qk_norm;
+mod ring_attention;
 mod rotary;
 mod site;
 
@@ -35,6 +37,7 @@ pub(crate) use fused_attention::ATTENTION_ALIGNMENT;
 pub use fused_attention::{AttentionKey, AttentionTensor, FusedAttention};
 pub use operand::{Argument, ByteRows, MemoryAccess, MemorySpace};
 pub use optimizer::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
+pub use ring_attention::{RingAttention, RingShift, RingStep};
 pub use rotary::rotary_table;
 pub use site::{Launch, LaunchContext, Launches};
 
@@ -66,7 +69,7 @@ impl UnsupportedInstr {
     }
 }
 
-/// The launches of an instruction that is a fused op or attention.
+/// The launches of an instruction that is a fused op or attention of one device.
 ///
 /// # Errors
 /// An [`UnsupportedInstr`] for any other action, for operands in formats or counts that no lowered program has,
@@ -78,12 +81,26 @@ pub fn kernel_launches(
     let launches = match &scheduled.instr.action {
         Action::Fused(op) => fused_op(&InstrSite { device, scheduled, op: *op }),
         Action::Attention(op) if op.rotation().is_some() => {
-            Err("the plan has the context_attention `ring`, which only CPUs run".into())
+            Err("ring attention is more than launches".into())
         }
         Action::Attention(op) => attention::launches(&InstrSite { device, scheduled, op }),
         other => Err(format!("`{}` is neither a fused op nor attention", other.name())),
     };
     launches.map_err(|reason| UnsupportedInstr::new(scheduled, reason))
+}
+
+/// The launches and shifts of an instruction that is ring attention; `None` for any other.
+///
+/// # Errors
+/// As [`kernel_launches`].
+pub fn ring_attention(
+    device: &LaunchContext,
+    scheduled: &ScheduledInstruction,
+) -> Result<Option<RingAttention>, UnsupportedInstr> {
+    let Action::Attention(op) = &scheduled.instr.action else { return Ok(None) };
+    let Some(group) = op.rotation() else { return Ok(None) };
+    let ring = ring_attention::ring_attention(&InstrSite { device, scheduled, op }, group);
+    ring.map(Some).map_err(|reason| UnsupportedInstr::new(scheduled, reason))
 }
 
 /// The fused form of an instruction that is attention; `None` for any other, and where there is none.

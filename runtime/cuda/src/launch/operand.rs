@@ -106,6 +106,12 @@ impl MatrixOperand {
         Ok(MatrixOperand { begin: self.begin + first * self.dtype.width(), columns: count, ..self })
     }
 
+    /// Rows `first` to `first + count`, which exist.
+    pub fn row_range(self, first: u64, count: u64) -> MatrixOperand {
+        let begin = self.begin + first * self.stride * self.dtype.width();
+        MatrixOperand { begin, rows: count, ..self }
+    }
+
     /// All elements as one row.
     pub fn flat(self) -> MatrixOperand {
         let columns = self.rows * self.columns;

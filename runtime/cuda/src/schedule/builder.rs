@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use narrows_plan::program::{Action, ChunkPhase, FusedOp, P2pTransfer};
+use narrows_plan::program::{Action, ChunkPhase, FusedOp, Instr, P2pTransfer};
 use narrows_runtime::{
     PartOrder, PassPart, PipelineDirection, ScheduledInstruction, TimeCategory, operand_range,
     pass_parts,
@@ -15,7 +15,7 @@ use super::graph::{
 };
 use super::transfer::{P2pKind, P2pOp};
 use super::waits;
-use crate::launch::{self, UnsupportedInstr};
+use crate::launch::{self, RingAttention, RingStep, UnsupportedInstr};
 use crate::matmul::{self, MatmulContext};
 
 impl DeviceSchedule {
@@ -75,8 +75,11 @@ impl DeviceSchedule {
     }
 }
 
-/// Nodes of an open segment, each with the number of nodes after it that may run beside it.
-type OpenSegment = Vec<(GraphNode, usize)>;
+/// The nodes of an instruction in their order, each with the number of these after it that may run beside it.
+type InstrNodes = Vec<(GraphNode, usize)>;
+
+/// Instructions of an open segment, each with the number of instructions after it that may run beside it.
+type OpenSegment = Vec<(InstrNodes, usize)>;
 
 struct ScheduleBuilder<'a> {
     context: &'a MatmulContext<'a>,
@@ -98,7 +101,7 @@ impl ScheduleBuilder<'_> {
                 Action::Send(transfer) => self.transfer(scheduled, transfer, P2pKind::Send)?,
                 Action::Receive(transfer) => self.transfer(scheduled, transfer, P2pKind::Recv)?,
                 _ => {
-                    segment.push((self.node(scheduled)?, scheduled.instr.overlapped_instrs));
+                    segment.push((self.nodes(scheduled)?, scheduled.instr.overlapped_instrs));
                     continue;
                 }
             };
@@ -127,7 +130,48 @@ impl ScheduleBuilder<'_> {
             return;
         }
         items.push(ScheduleItem::Segment(self.segments.len()));
-        self.segments.push(GraphSegment { nodes: waits::add_waits(std::mem::take(segment)) });
+        let counts: Vec<usize> = segment.iter().map(|(nodes, _)| nodes.len()).collect();
+        let mut all = vec![];
+        for (index, (mut nodes, overlapped)) in std::mem::take(segment).into_iter().enumerate() {
+            if let Some((_, beside)) = nodes.last_mut() {
+                *beside += counts[index + 1..].iter().take(overlapped).sum::<usize>();
+            }
+            all.extend(nodes);
+        }
+        self.segments.push(GraphSegment { nodes: waits::add_waits(all) });
+    }
+
+    fn nodes(&mut self, scheduled: &ScheduledInstruction) -> Result<InstrNodes, UnsupportedInstr> {
+        match launch::ring_attention(self.context.device, scheduled)? {
+            Some(ring) => Ok(self.ring_nodes(scheduled, ring)),
+            None => Ok(vec![(self.node(scheduled)?, 0)]),
+        }
+    }
+
+    /// The nodes of ring attention: of each step, its shift runs beside the node after it.
+    fn ring_nodes(&mut self, scheduled: &ScheduledInstruction, ring: RingAttention) -> InstrNodes {
+        self.scratch_bytes = self.scratch_bytes.max(ring.scratch_bytes);
+        let instr = scheduled.instr;
+        let mut nodes: InstrNodes = vec![];
+        for RingStep { before, shift, beside, after } in ring.steps {
+            let overlapped = usize::from(!beside.is_empty());
+            let launches = |launches| (NodeWork::Launches(launches), 0);
+            let works = [launches(before)].into_iter();
+            let works = works.chain(shift.map(|shift| (NodeWork::Shift(shift), overlapped)));
+            for (work, overlapped) in works.chain([launches(beside), launches(after)]) {
+                let (stream, category) = match &work {
+                    NodeWork::Launches(launches) if launches.is_empty() => continue,
+                    NodeWork::Shift(_) => (StreamId::Collectives, TimeCategory::CollectiveExposed),
+                    _ => (StreamId::Compute, TimeCategory::of_instruction(instr)),
+                };
+                let begins_instr = nodes.is_empty();
+                nodes.push((
+                    GraphNode { begins_instr, ..graph_node(instr, work, stream, category) },
+                    overlapped,
+                ));
+            }
+        }
+        nodes
     }
 
     fn node(&mut self, scheduled: &ScheduledInstruction) -> Result<GraphNode, UnsupportedInstr> {
@@ -155,16 +199,7 @@ impl ScheduleBuilder<'_> {
             NodeWork::Collective(_) => StreamId::Collectives,
             _ => StreamId::Compute,
         };
-        Ok(GraphNode {
-            stream,
-            work,
-            waits_for: vec![],
-            is_awaited: false,
-            category: TimeCategory::of_instruction(instr),
-            name: instr.action.name(),
-            origin: instr.origin.to_string(),
-            updates_weights: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
-        })
+        Ok(graph_node(instr, work, stream, TimeCategory::of_instruction(instr)))
     }
 
     fn transfer(
@@ -195,5 +230,25 @@ impl ScheduleBuilder<'_> {
             origin: instr.origin.to_string(),
             category: TimeCategory::of_instruction(instr),
         })
+    }
+}
+
+/// The first node of an instruction, without waits.
+fn graph_node(
+    instr: &Instr,
+    work: NodeWork,
+    stream: StreamId,
+    category: TimeCategory,
+) -> GraphNode {
+    GraphNode {
+        stream,
+        work,
+        waits_for: vec![],
+        is_awaited: false,
+        category,
+        begins_instr: true,
+        name: instr.action.name(),
+        origin: instr.origin.to_string(),
+        updates_weights: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
     }
 }

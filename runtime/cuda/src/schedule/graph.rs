@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use narrows_plan::Bytes;
-use narrows_plan::kernel::Collective;
+use narrows_plan::kernel::{Collective, CollectiveKind};
 use narrows_plan::program::MicrobatchPass;
 use narrows_runtime::{DeviceReport, PipelineDirection, TimeCategory};
 
 use super::collective::NcclCollective;
 use super::transfer::{P2pKind, P2pOp};
 use crate::kernel_source::KernelFamily;
-use crate::launch::{FusedAttention, Launch};
+use crate::launch::{FusedAttention, Launch, RingShift};
 use crate::matmul::Matmul;
 
 /// The work of a device in one step.
@@ -65,7 +65,7 @@ pub struct GraphSegment {
     pub nodes: Vec<GraphNode>,
 }
 
-/// An instruction as a device executes it.
+/// An instruction as a device executes it, or a part of one: ring attention has several nodes.
 #[derive(Debug)]
 pub struct GraphNode {
     /// Stream of the node.
@@ -78,6 +78,8 @@ pub struct GraphNode {
     pub is_awaited: bool,
     /// Category of its time.
     pub category: TimeCategory,
+    /// Whether the node is the first of its instruction.
+    pub begins_instr: bool,
     /// Name of the instruction.
     pub name: &'static str,
     /// Op that the instruction belongs to, for messages.
@@ -97,6 +99,8 @@ pub enum NodeWork {
     Matmul(Box<Matmul>),
     /// A collective.
     Collective(NcclCollective),
+    /// A shift of ring attention.
+    Shift(RingShift),
 }
 
 /// The stream of a node.
@@ -136,6 +140,18 @@ impl ScheduleItem {
             | ScheduleItem::Gathers { segment, .. } => Some(*segment),
             ScheduleItem::AwaitGathers(_) | ScheduleItem::Transfer(_) => None,
         }
+    }
+}
+
+impl NodeWork {
+    /// The collective of the node; a shift is one.
+    pub fn collective(&self) -> Option<Collective> {
+        let (kind, payload, group) = match self {
+            NodeWork::Collective(nccl) => (nccl.function.kind(), nccl.payload_bytes(), nccl.group),
+            NodeWork::Shift(shift) => (CollectiveKind::Shift, shift.payload_bytes(), shift.group),
+            _ => return None,
+        };
+        Some(Collective { kind, payload: Bytes(payload), group })
     }
 }
 
@@ -191,16 +207,18 @@ impl GraphSegment {
     /// Adds its instructions and collectives to a report.
     pub fn count(&self, report: &mut DeviceReport) {
         for node in &self.nodes {
-            report.count_instruction(node.name);
-            if let NodeWork::Collective(nccl) = &node.work {
-                let collective = Collective {
-                    kind: nccl.function.kind(),
-                    payload: Bytes(nccl.payload_bytes()),
-                    group: nccl.group,
-                };
-                report.count_collective(nccl.group.axis, &collective);
+            if node.begins_instr {
+                report.count_instruction(node.name);
+            }
+            if let Some(collective) = node.work.collective() {
+                report.count_collective(collective.group.axis, &collective);
             }
         }
+    }
+
+    /// Number of its instructions.
+    pub fn instructions(&self) -> usize {
+        self.nodes.iter().filter(|node| node.begins_instr).count()
     }
 
     /// The streams of its nodes besides that of the computation.

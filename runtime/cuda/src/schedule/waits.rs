@@ -63,6 +63,7 @@ mod tests {
             waits_for: vec![],
             is_awaited: false,
             category: TimeCategory::Other,
+            begins_instr: true,
             name: "test",
             origin: String::new(),
             updates_weights: false,

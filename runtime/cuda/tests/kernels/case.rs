@@ -5,10 +5,11 @@
 //! bits.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use narrows_cuda::{
     Argument, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS,
-    kernel_launches,
+    RingAttention, kernel_launches, ring_attention,
 };
 use narrows_plan::model::Rope;
 use narrows_plan::program::{
@@ -45,6 +46,14 @@ pub struct KernelCase {
     reads: Vec<Access>,
     writes: Vec<Access>,
     arena: Vec<u8>,
+}
+
+/// Memory that an instruction accesses.
+pub struct CaseMemory {
+    pub arena: AlignedBytes,
+    scratch: AlignedBytes,
+    scratch_bytes: u64,
+    loss: [f64; 1],
 }
 
 /// The arena after the instruction.
@@ -219,50 +228,85 @@ impl KernelCase {
     #[track_caller]
     pub fn run(&self) -> Option<Outcome> {
         let launches = self.launches().unwrap_or_else(|error| panic!("{error}"));
-        let ascending = self.execute(&launches, ExecutionOrder::Ascending)?;
-        let descending = self.execute(&launches, ExecutionOrder::Descending)?;
+        let execute = |order| {
+            let mut memory = self.memory(launches.scratch_bytes);
+            self.execute(&launches.launches, &mut memory, order)?;
+            Some(self.outcome(memory))
+        };
+        let ascending = execute(ExecutionOrder::Ascending)?;
+        let descending = execute(ExecutionOrder::Descending)?;
         for buffer in &self.stage.buffers {
             let bytes = bytes_of(buffer);
             let same = ascending.arena[bytes.clone()] == descending.arena[bytes];
             assert!(same, "{} depends on the order of execution", buffer.name);
         }
         assert!(ascending == descending);
-        self.assert_untouched(&launches, &ascending.arena);
+        self.assert_untouched(&launches.launches, &[], &ascending);
         Some(ascending)
     }
 
-    fn execute(&self, launches: &Launches, order: ExecutionOrder) -> Option<Outcome> {
-        let mut arena = AlignedBytes::of(&self.arena);
-        let mut scratch =
-            AlignedBytes::of(&vec![POISON; (launches.scratch_bytes + GUARD_BYTES) as usize]);
+    /// The steps of the instruction, which is ring attention, after a bounds check of their launches.
+    pub fn ring(&self) -> Result<RingAttention, String> {
+        let ring = self.on_device(ring_attention).map_err(|error| error.to_string())?;
+        let ring = ring.expect("ring attention");
+        let launches = ring_launches(&ring);
+        self.check(&Launches { launches, scratch_bytes: ring.scratch_bytes })?;
+        Ok(ring)
+    }
+
+    /// Memory before the instruction, with scratch memory of this size.
+    pub fn memory(&self, scratch_bytes: u64) -> CaseMemory {
+        CaseMemory {
+            arena: AlignedBytes::of(&self.arena),
+            scratch: AlignedBytes::of(&vec![POISON; (scratch_bytes + GUARD_BYTES) as usize]),
+            scratch_bytes,
+            loss: [1.0],
+        }
+    }
+
+    /// Runs launches; `None` where kernels cannot be compiled for the CPU.
+    pub fn execute(
+        &self,
+        launches: &[Launch],
+        memory: &mut CaseMemory,
+        order: ExecutionOrder,
+    ) -> Option<()> {
         let mut rotary = AlignedBytes::of(bytemuck::cast_slice(&self.rotary));
         let mut coefficients = self.coefficients;
-        let mut loss = [1.0];
-        for launch in &launches.launches {
+        for launch in launches {
             let kernels = shim::kernels(launch.family)?;
             let mut memory = ShimMemory {
-                arena: arena.as_mut_slice(),
-                scratch: scratch.as_mut_slice(),
+                arena: memory.arena.as_mut_slice(),
+                scratch: memory.scratch.as_mut_slice(),
                 rotary: bytemuck::cast_slice_mut(rotary.as_mut_slice()),
                 coefficients: &mut coefficients,
-                loss: &mut loss,
+                loss: &mut memory.loss,
             };
             let result = kernels.run(launch, &mut memory, order);
             result.unwrap_or_else(|error| panic!("{}: {error}", launch.kernel));
         }
-        let beyond = &scratch.as_mut_slice()[launches.scratch_bytes as usize..];
+        Some(())
+    }
+
+    /// The outcome in memory.
+    pub fn outcome(&self, mut memory: CaseMemory) -> Outcome {
+        let beyond = &memory.scratch.as_mut_slice()[memory.scratch_bytes as usize..];
         assert!(
             beyond.iter().all(|byte| *byte == POISON),
             "a launch writes beyond its scratch memory"
         );
-        let (arena, buffers) = (arena.as_mut_slice().to_vec(), self.stage.buffers.clone());
-        Some(Outcome { arena, buffers, loss: loss[0] })
+        let (arena, buffers) = (memory.arena.as_slice().to_vec(), self.stage.buffers.clone());
+        Outcome { arena, buffers, loss: memory.loss[0] }
     }
 
-    /// Asserts that nothing changed outside of the accesses that the launches declare.
-    fn assert_untouched(&self, launches: &Launches, after: &[u8]) {
+    /// Asserts that nothing changed outside of the accesses that the launches declare, and of these bytes.
+    pub fn assert_untouched(&self, launches: &[Launch], others: &[Range<u64>], after: &Outcome) {
+        let after = &after.arena;
         let mut writable = vec![false; after.len()];
-        let arguments = launches.launches.iter().flat_map(Launch::all_arguments);
+        for bytes in others {
+            writable[bytes.start as usize..bytes.end as usize].fill(true);
+        }
+        let arguments = launches.iter().flat_map(Launch::all_arguments);
         for argument in arguments {
             let Argument::Pointer(span) = argument else { continue };
             if span.memory == MemorySpace::Arena && span.access != MemoryAccess::Read {
@@ -275,6 +319,15 @@ impl KernelCase {
         let changed = (0..after.len()).find(|at| !writable[*at] && after[*at] != self.arena[*at]);
         assert_eq!(changed, None, "a byte outside of the declared writes has changed");
     }
+}
+
+/// The launches of all steps of a ring.
+pub fn ring_launches(ring: &RingAttention) -> Vec<Launch> {
+    let steps = ring.steps.iter();
+    steps
+        .flat_map(|step| [&step.before, &step.beside, &step.after].into_iter().flatten())
+        .cloned()
+        .collect()
 }
 
 /// Calls `visit` with every instruction of a program on every device that executes it.

@@ -73,27 +73,75 @@ fn check_bf16_reductions(data: u64, cases: &[(Zero, u64, u64)]) {
 /// window, norms of queries and keys, and latents.
 #[test]
 fn programs_with_gathered_keys_match_the_reference() {
+    check_context_axis(
+        ContextAttention::Gather,
+        &[
+            (0, [2, 2, 2], Precision::Fp32),
+            (6, [2, 1, 4], Precision::Fp32),
+            (8, [1, 2, 2], Precision::Fp32),
+            (12, [2, 1, 2], Precision::Fp32),
+            (9, [2, 1, 2], Precision::MixedBf16),
+        ],
+    );
+}
+
+/// Plans whose keys and values rotate: rings of two to four devices, in both formats.
+#[test]
+fn programs_with_rotating_keys_match_the_reference() {
+    check_context_axis(
+        ContextAttention::Ring,
+        &[
+            (0, [2, 2, 2], Precision::Fp32),
+            (16, [2, 1, 2], Precision::Fp32),
+            (9, [2, 1, 2], Precision::MixedBf16),
+            (1, [1, 1, 4], Precision::MixedBf16),
+            (4, [1, 1, 4], Precision::Fp32),
+        ],
+    );
+}
+
+/// Chunks of whole tiles, for which bf16 has tensor cores, and others; a ring of three.
+#[test]
+fn programs_with_rotating_chunks_match_the_reference() {
+    let workload = |sequence_length, micro_batch| Workload {
+        global_batch: micro_batch,
+        sequence_length,
+        micro_batch,
+    };
+    check_workloads(
+        ContextAttention::Ring,
+        [
+            (9, [1, 1, 2], workload(512, 1), Precision::MixedBf16),
+            (1, [1, 1, 3], workload(384, 2), Precision::MixedBf16),
+            (13, [1, 1, 3], workload(6 * 37, 2), Precision::MixedBf16),
+            (16, [1, 1, 2], workload(4 * 50, 2), Precision::Fp32),
+        ],
+    );
+}
+
+/// Compares plans with this attention over the context axis with the reference, each of a model with its mesh of tensor,
+/// pipeline and context axis.
+fn check_context_axis(context_attention: ContextAttention, cases: &[(usize, [u64; 3], Precision)]) {
+    let workload = Workload { global_batch: 4, sequence_length: 8, micro_batch: 2 };
+    let with_workload = |&(number, mesh, precision)| (number, mesh, workload, precision);
+    check_workloads(context_attention, cases.iter().map(with_workload));
+}
+
+/// As [`check_context_axis`], each with a workload.
+fn check_workloads(
+    context_attention: ContextAttention,
+    cases: impl IntoIterator<Item = (usize, [u64; 3], Workload, Precision)>,
+) {
     let models = small_models();
-    for (seed, (number, [tensor, pipeline, context], precision)) in [
-        (0, [2, 2, 2], Precision::Fp32),
-        (6, [2, 1, 4], Precision::Fp32),
-        (8, [1, 2, 2], Precision::Fp32),
-        (12, [2, 1, 2], Precision::Fp32),
-        (9, [2, 1, 2], Precision::MixedBf16),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (seed, (number, mesh, workload, precision)) in cases.into_iter().enumerate() {
+        let [tensor, pipeline, context] = mesh;
         let mesh = Mesh { tensor, pipeline, data: 1, context };
-        let workload = Workload { global_batch: 4, sequence_length: 8, micro_batch: 2 };
-        let context = Context {
-            context_attention: ContextAttention::Gather,
-            ..Context::new(mesh, workload, precision, Zero::Off)
-        };
+        let context =
+            Context { context_attention, ..Context::new(mesh, workload, precision, Zero::Off) };
         let model = models[number].clone();
         let mut rng = TestRng::new(seed as u64);
         let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
-        assert_eq!(plan.context_attention, ContextAttention::Gather);
+        assert_eq!(plan.context_attention, context_attention);
         let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();
         let Some(mut session) = shim_engine::session(&model, program) else { return };
         let deviation = ConformanceCase { model, plan }.check_session(&mut session);

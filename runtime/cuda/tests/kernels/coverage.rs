@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_cuda::{KernelFamily, kernel_launches};
+use narrows_cuda::{KernelFamily, Launches, kernel_launches, ring_attention};
 use narrows_plan::model::{self, Activation, presets};
 use narrows_plan::program::{Action, FusedOp, Program, QkHeads};
-use narrows_plan::{Axis, Context, ContextAttention, Dim, Mesh, Precision, Workload, Zero, lower};
+use narrows_plan::{Axis, Context, Dim, Mesh, Precision, Workload, Zero, lower};
 
 use super::bounds_check::check_launches;
-use super::case::for_each_instruction;
+use super::case::{for_each_instruction, ring_launches};
 use super::shim;
 use narrows_test_support::plans::{
     TestRng, draw_plan, draw_zero, drawable_models, peek_context_attention, peek_grad_reduce_dtype,
@@ -78,13 +78,8 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
     };
     let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     let grad_reduce_dtype = peek_grad_reduce_dtype(rng, precision);
-    // Ring attention has no kernels.
-    let context_attention = match peek_context_attention(rng) {
-        ContextAttention::Ring => ContextAttention::Gather,
-        attention => attention,
-    };
     Context {
-        context_attention,
+        context_attention: peek_context_attention(rng),
         grad_reduce_dtype,
         shard_size,
         ..Context::new(mesh, workload, precision, zero)
@@ -99,6 +94,8 @@ struct KernelCoverage {
     attentions: usize,
     /// Attentions of the queries of some positions with the keys of all.
     gathered: usize,
+    /// Attentions whose keys and values rotate.
+    rings: usize,
     programs: usize,
 }
 
@@ -112,13 +109,23 @@ impl KernelCoverage {
                 Action::Fused(op) => self.fused_ops.insert(op.describe().0),
                 Action::Attention(attention) => {
                     self.attentions += 1;
-                    self.gathered += usize::from(attention.query_parts > 1);
+                    let rotates = attention.rotation().is_some();
+                    self.rings += usize::from(rotates);
+                    self.gathered += usize::from(attention.query_parts > 1 && !rotates);
                     self.fused_ops.insert(action.name())
                 }
                 _ => return,
             };
-            let launches =
-                kernel_launches(device, scheduled).unwrap_or_else(|error| panic!("{error}"));
+            let ring = ring_attention(device, scheduled).unwrap_or_else(|error| panic!("{error}"));
+            let launches = match &ring {
+                Some(ring) => {
+                    let launches = ring_launches(ring);
+                    Launches { launches, scratch_bytes: ring.scratch_bytes }
+                }
+                None => {
+                    kernel_launches(device, scheduled).unwrap_or_else(|error| panic!("{error}"))
+                }
+            };
             let accessed = check_launches(device, scheduled, &launches);
             let accessed = accessed.unwrap_or_else(|error| panic!("{error}"));
             // Every kernel writes. A square sum that another device counts has no launches.
@@ -154,8 +161,9 @@ fn random_programs_have_kernels_within_bounds() {
         .filter(|name| !coverage.fused_ops.contains(name))
         .collect();
     assert!(missing.is_empty(), "no program has {missing:?}");
-    let of_each = (coverage.attentions - coverage.gathered, coverage.gathered);
-    assert!(of_each.0.min(of_each.1) > 100, "{of_each:?}");
+    let KernelCoverage { attentions, gathered, rings, .. } = coverage;
+    let of_each = [attentions - gathered - rings, gathered, rings];
+    assert!(of_each.iter().all(|count| *count > 100), "{of_each:?}");
     assert_kernels_exist(&coverage);
 }
 

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use narrows_cuda::{
     Argument, DeviceSchedule, KernelFamily, Launch, LaunchContext, MatmulContext, MemorySpace,
-    NcclCollective, NodeWork, OPTIMIZER_COEFFICIENTS, P2pKind, ScheduleItem, SchedulePass,
-    optimizer_coefficients, recommended_workspace, rotary_table,
+    NcclCollective, NodeWork, OPTIMIZER_COEFFICIENTS, P2pKind, RingShift, ScheduleItem,
+    SchedulePass, optimizer_coefficients, recommended_workspace, rotary_table,
 };
 use narrows_plan::model::Model;
 use narrows_plan::program::{Buffer, CollectiveFunction, Phase, Program, Reduction};
-use narrows_plan::{CheckedProgram, DType};
+use narrows_plan::{CheckedProgram, DType, DeviceGroup};
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, StepRequest, TokenRows,
 };
@@ -128,8 +128,14 @@ impl ShimEngine {
                     match device.schedule.segments[segment].nodes.get(node) {
                         _ if skipped => true,
                         None => true,
-                        Some(next) if matches!(next.work, NodeWork::Collective(_)) => {
-                            if !self.run_collective(index) {
+                        Some(next) if next.work.collective().is_some() => {
+                            let is_shift = matches!(next.work, NodeWork::Shift(_));
+                            let ran = if is_shift {
+                                self.run_shift(index)
+                            } else {
+                                self.run_collective(index)
+                            };
+                            if !ran {
                                 return advanced;
                             }
                             advanced = true;
@@ -172,13 +178,54 @@ impl ShimEngine {
         true
     }
 
+    /// The members of a group of a device.
+    fn members(&self, index: usize, group: &DeviceGroup) -> Vec<usize> {
+        let mesh = &self.model_program.program().context.mesh;
+        let members = self.devices[index].coordinates.members(group, mesh);
+        let members = members.expect("a group of the device").into_iter();
+        members.map(|device| device as usize).collect()
+    }
+
+    /// Executes the shift that a device has reached, once all members have; false until then.
+    fn run_shift(&mut self, index: usize) -> bool {
+        let shift_of = |engine: &ShimEngine, member: usize| match engine.devices[member].next_work()
+        {
+            Some(NodeWork::Shift(shift)) => Some(shift.clone()),
+            _ => None,
+        };
+        let group = shift_of(self, index).expect("a shift").group;
+        let members = self.members(index, &group);
+        let shifts: Option<Vec<RingShift>> =
+            members.iter().map(|member| shift_of(self, *member)).collect();
+        let Some(shifts) = shifts.filter(|all| all.iter().all(|shift| shift.group == group)) else {
+            return false;
+        };
+        for port in 0..shifts[0].operands.len() {
+            let sent: Vec<Vec<u8>> = members
+                .iter()
+                .zip(&shifts)
+                .map(|(member, shift)| {
+                    let (source, _) = &shift.operands[port];
+                    self.devices[*member].arena.as_slice()[indices(source)].to_vec()
+                })
+                .collect();
+            for (place, (member, shift)) in members.iter().zip(&shifts).enumerate() {
+                let (_, target) = &shift.operands[port];
+                let arrived = &sent[(place + members.len() - 1) % members.len()];
+                self.devices[*member].arena.as_mut_slice()[indices(target)]
+                    .copy_from_slice(arrived);
+            }
+        }
+        for member in members {
+            self.devices[member].position.node += 1;
+        }
+        true
+    }
+
     /// Executes the collective that a device has reached, once all members have; false until then.
     fn run_collective(&mut self, index: usize) -> bool {
-        let mesh = self.model_program.program().context.mesh;
         let first = self.devices[index].next_collective().expect("a collective").clone();
-        let coordinates = self.devices[index].coordinates;
-        let members = coordinates.members(&first.group, &mesh).expect("a group of the device");
-        let members: Vec<usize> = members.into_iter().map(|device| device as usize).collect();
+        let members = self.members(index, &first.group);
         let collectives: Option<Vec<NcclCollective>> =
             members.iter().map(|member| self.devices[*member].next_collective().cloned()).collect();
         let Some(collectives) = collectives else { return false };
@@ -272,11 +319,16 @@ fn scratch_bytes(launches: &[Launch]) -> usize {
 }
 
 impl ShimDevice {
-    /// The collective that comes next, if one does.
-    fn next_collective(&self) -> Option<&NcclCollective> {
+    /// The work that comes next, if it is that of a node.
+    fn next_work(&self) -> Option<&NodeWork> {
         let SchedulePosition { pass, item, node } = self.position;
         let segment = self.schedule.passes.get(pass)?.items.get(item)?.segment()?;
-        match &self.schedule.segments[segment].nodes.get(node)?.work {
+        Some(&self.schedule.segments[segment].nodes.get(node)?.work)
+    }
+
+    /// The collective that comes next, if one does.
+    fn next_collective(&self) -> Option<&NcclCollective> {
+        match self.next_work()? {
             NodeWork::Collective(collective) => Some(collective),
             _ => None,
         }
@@ -303,14 +355,19 @@ impl ShimDevice {
     }
 
     fn execute(&mut self, segment: usize, node: usize, rotary: &mut [f32], step: &StepRequest) {
-        match &self.schedule.segments[segment].nodes[node].work {
+        let node = &self.schedule.segments[segment].nodes[node];
+        if node.begins_instr {
+            self.scratch.as_mut_slice().fill(0xff);
+        }
+        match &node.work {
             NodeWork::Matmul(matmul) => {
                 reference_matmul::execute(self.arena.as_mut_slice(), matmul)
             }
-            NodeWork::Collective(_) => unreachable!("all members execute collectives together"),
+            NodeWork::Collective(_) | NodeWork::Shift(_) => {
+                unreachable!("all members execute collectives together")
+            }
             NodeWork::Launches(launches) | NodeWork::Attention(_, launches) => {
                 let scratch = &mut self.scratch.as_mut_slice()[..scratch_bytes(launches)];
-                scratch.fill(0xff);
                 let mut coefficients = [f32::NAN; OPTIMIZER_COEFFICIENTS as usize];
                 if let Some(update) = step.update() {
                     coefficients = optimizer_coefficients(update);

@@ -20,7 +20,7 @@ use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
 use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
 use crate::error::CudaError;
 use crate::launch::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
-use crate::schedule::{DeviceSchedule, P2pKind, ScheduleItem, StreamId};
+use crate::schedule::{DeviceSchedule, GraphNode, P2pKind, ScheduleItem, StreamId};
 
 /// Nodes that are enqueued between two waits for the GPU.
 const NODES_PER_THROTTLE: usize = 256;
@@ -419,9 +419,9 @@ impl GraphExecutor {
                 check(stream.wait(event))?;
             }
             if let Some(timers) = timers {
-                let timed_node = TimedNode { stream: node.stream, segment, index };
-                let instruction =
-                    TimedInstruction { node: Some(timed_node), category: node.category };
+                let GraphNode { stream: node_stream, category, begins_instr, .. } = *node;
+                let timed_node = Some(TimedNode { stream: node_stream, segment, index });
+                let instruction = TimedInstruction { node: timed_node, category, begins_instr };
                 gpu.check("timing", timers.begin(instruction, stream))?;
             }
             if updates || !node.updates_weights {

@@ -70,7 +70,7 @@ impl ReadySegment {
                     [matmul.a, matmul.b, matmul.c, matmul.d]
                         .map(|matrix| arena.address(matrix.offset)),
                 ),
-                NodeWork::Collective(_) => ReadyWork::Collective,
+                NodeWork::Collective(_) | NodeWork::Shift(_) => ReadyWork::Collective,
             });
             let event = || gpu.check("an event", gpu.context.new_event(None));
             events.push(node.is_awaited.then(event).transpose()?);
@@ -111,6 +111,12 @@ pub(super) fn enqueue_node(
             // A collective of one device does nothing.
             None => debug_assert_eq!(collective.group.size, 1),
         },
+        (_, NodeWork::Shift(shift)) => {
+            if let Some((processes, communicators)) = &resources.peers {
+                let arena = &resources.buffers.arena;
+                communicators.enqueue_shift(shift, arena, stream, &**processes)?;
+            }
+        }
         _ => {}
     }
     Ok(())

@@ -21,7 +21,8 @@ impl GraphExecutor {
         };
         let check = |result: Result<(), DriverError>| gpu.check(transfer.name(), result);
         if let Some(timers) = timers {
-            let instruction = TimedInstruction { node: None, category: transfer.category };
+            let category = transfer.category;
+            let instruction = TimedInstruction { node: None, category, begins_instr: true };
             check(timers.begin(instruction, &compute))?;
         }
         let arena = &resources.buffers.arena;

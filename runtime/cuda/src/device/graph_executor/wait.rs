@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
+use narrows_plan::kernel::Collective;
 use narrows_plan::program::MicrobatchPass;
 use narrows_runtime::RunError;
 
 use super::executor::{DeviceStepResult, GraphExecutor};
 use crate::device::timers::InstructionTimers;
 use crate::error::CudaError;
-use crate::schedule::{GraphNode, NcclCollective, NodeWork, ScheduleItem, StreamId};
+use crate::schedule::{GraphNode, ScheduleItem, StreamId};
 
 /// Lines of a diagnosis for each stream of items or collectives.
 const ACTIVITY_LINES_MAX: usize = 8;
@@ -162,8 +163,7 @@ impl GraphExecutor {
         let of_stream = |stream: StreamId| {
             activity_lines(timers.nodes(stream).filter_map(|(timed, ended)| {
                 let node = &self.schedule.segments[timed.segment].nodes[timed.index];
-                let NodeWork::Collective(collective) = &node.work else { return None };
-                Some((describe_collective(node, collective), ended))
+                Some((describe_collective(node, &node.work.collective()?), ended))
             }))
         };
         StreamId::OF_COLLECTIVES.into_iter().flat_map(of_stream).collect()
@@ -193,15 +193,11 @@ impl GraphExecutor {
             ScheduleItem::Segment(segment)
             | ScheduleItem::Reductions(segment)
             | ScheduleItem::Gathers { segment, .. } => {
-                let nodes = &self.schedule.segments[*segment].nodes;
-                let collectives: Vec<String> = nodes
+                let segment = &self.schedule.segments[*segment];
+                let collectives: Vec<String> = segment
+                    .nodes
                     .iter()
-                    .filter_map(|node| match &node.work {
-                        NodeWork::Collective(collective) => {
-                            Some(describe_collective(node, collective))
-                        }
-                        _ => None,
-                    })
+                    .filter_map(|node| Some(describe_collective(node, &node.work.collective()?)))
                     .collect();
                 let collectives = match &collectives[..] {
                     [] => "no collectives".into(),
@@ -210,7 +206,7 @@ impl GraphExecutor {
                         format!("{} collectives, {first} to {last}", collectives.len())
                     }
                 };
-                format!("{pass}: {} instructions, {collectives}", nodes.len())
+                format!("{pass}: {} instructions, {collectives}", segment.instructions())
             }
         }
     }
@@ -232,7 +228,7 @@ fn activity_lines(activities: impl Iterator<Item = (String, bool)>) -> Vec<Strin
     lines.into()
 }
 
-fn describe_collective(node: &GraphNode, collective: &NcclCollective) -> String {
-    let (kind, axis) = (collective.function.kind().name(), collective.group.axis.name());
-    format!("{kind} over {axis} of {} bytes ({})", collective.payload_bytes(), node.origin)
+fn describe_collective(node: &GraphNode, collective: &Collective) -> String {
+    let (kind, axis) = (collective.kind.name(), collective.group.axis.name());
+    format!("{kind} over {axis} of {} bytes ({})", collective.payload.0, node.origin)
 }

@@ -1,0 +1,442 @@
+//! Ring attention: the launches and shifts of the steps of [`narrows_plan::ring`].
+//!
+//! Scratch memory of the instruction is two operands of the arena, as [`narrows_plan::ring::RingScratch`] describes them. A
+//! part is the keys and values of a device, or their gradients, side by side: `[rows, 2·kv_heads·w]`. Statistics of the
+//! backward pass are in the scratch memory of the launches.
+//!
+//! The output of the first step goes to the output of the instruction. Each further step is merged: the first from there
+//! to the fp32 sums, the last from the sums to the output. Of the two chunks of queries, the earlier one has its last step
+//! where its device receives the keys of the first device. Gradients of queries are summed alike.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use narrows_plan::kernel::{Attention, Direction};
+use narrows_plan::{Axis, DType, DeviceGroup};
+use narrows_runtime::session::PositionRuns;
+
+use super::attention::{
+    BackwardOperands, ForwardOperands, HeadOperands, backward_operands, check_sizes,
+    expect_common_stride, forward_operands,
+};
+use super::attention_kernels::{
+    AttentionKernels, GradientHeads, QueryRun, statistics_from, statistics_operand,
+};
+use super::grid::VectorFormat;
+use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, to_u32};
+use super::site::{InstrSite, Launch};
+use crate::kernel_source::KernelFamily;
+
+/// Operands written besides results: parts and results of a step, and sums.
+const SCRATCH_OPERANDS: usize = 2;
+
+/// Ring attention on one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RingAttention {
+    /// Steps in their order.
+    pub steps: Vec<RingStep>,
+    /// Size of the scratch memory that all launches share, in bytes.
+    pub scratch_bytes: u64,
+}
+
+/// A step of ring attention: each part begins when the one before has ended, but `beside` runs beside the shift.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RingStep {
+    /// Launches before the shift.
+    pub before: Vec<Launch>,
+    /// The shift.
+    pub shift: Option<RingShift>,
+    /// Launches that access nothing of the shift, except that both may read.
+    pub beside: Vec<Launch>,
+    /// Launches after the shift.
+    pub after: Vec<Launch>,
+}
+
+/// A shift: each member of a group sends to the next one and receives from the one before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RingShift {
+    /// The group.
+    pub group: DeviceGroup,
+    /// Bytes of the arena that are sent, each with those that what arrives is written to.
+    pub operands: Vec<(Range<u64>, Range<u64>)>,
+}
+
+impl RingShift {
+    /// Bytes that all members send together.
+    pub fn payload_bytes(&self) -> u64 {
+        let sent: u64 = self.operands.iter().map(|(source, _)| source.end - source.start).sum();
+        sent * self.group.size
+    }
+}
+
+pub(super) fn ring_attention(
+    site: &InstrSite<'_, &Attention>,
+    group: DeviceGroup,
+) -> LaunchResult<RingAttention> {
+    check_sizes(site.op)?;
+    let (op, device) = (site.op, site.device);
+    let place = device.coordinates.position(Axis::Context, &device.context.mesh);
+    let ring = Ring { op, group, place, tokens: op.queries() };
+    match op.direction {
+        Direction::Forward => ring.forward(site),
+        Direction::Backward => ring.backward(site),
+    }
+}
+
+/// The ring as one of its devices sees it.
+struct Ring<'a> {
+    op: &'a Attention,
+    group: DeviceGroup,
+    place: u64,
+    /// Positions of a device in each sequence: two chunks.
+    tokens: u64,
+}
+
+/// The attention of a sequence in a step: rows of its queries and of its keys.
+struct StepRows {
+    queries: Range<u64>,
+    keys: u64,
+    /// Position of the first query, counted from the first key.
+    first_position: u64,
+}
+
+/// Matrices one after the other in an operand of the arena.
+struct Carver {
+    operand: MatrixOperand,
+    /// Bytes that have been given.
+    taken: u64,
+}
+
+impl Carver {
+    fn new(operand: MatrixOperand) -> Carver {
+        Carver { operand, taken: 0 }
+    }
+
+    fn matrix(&mut self, rows: u64, columns: u64) -> LaunchResult<MatrixOperand> {
+        let MatrixOperand { begin, dtype, .. } = self.operand;
+        let at = begin + self.taken;
+        self.taken += dtype.bytes(rows * columns).0;
+        if self.taken > dtype.bytes(self.operand.elements()).0 {
+            return Err("its scratch memory is too small".into());
+        }
+        Ok(MatrixOperand::contiguous(MemorySpace::Arena, at, (rows, columns), dtype))
+    }
+}
+
+impl Ring<'_> {
+    fn rows(&self) -> u64 {
+        self.op.sequences * self.tokens
+    }
+
+    fn outputs(&self) -> u64 {
+        self.op.heads * self.op.head_dim
+    }
+
+    /// Rows whose scores the mask leaves in a step.
+    fn step_rows(&self, step: u64) -> StepRows {
+        let (tokens, chunk) = (self.tokens, self.tokens / 2);
+        let owner = (self.place + self.group.size - step) % self.group.size;
+        match owner.cmp(&self.place) {
+            Ordering::Equal => StepRows { queries: 0..tokens, keys: tokens, first_position: 0 },
+            Ordering::Less => StepRows { queries: 0..tokens, keys: chunk, first_position: chunk },
+            Ordering::Greater => {
+                StepRows { queries: chunk..tokens, keys: tokens, first_position: tokens }
+            }
+        }
+    }
+
+    /// The kernels for one sequence of a step. Windows are wider than any distance.
+    fn kernels(&self, operands: &[&MatrixOperand]) -> LaunchResult<AttentionKernels<'_>> {
+        AttentionKernels::select(self.op, (1, 2 * self.tokens), operands)
+    }
+
+    /// Rows of the queries and of the keys of a sequence.
+    fn of_sequence(&self, sequence: u64, rows: &StepRows) -> [Range<u64>; 2] {
+        let first = sequence * self.tokens;
+        [first + rows.queries.start..first + rows.queries.end, first..first + rows.keys]
+    }
+
+    fn query_run(&self, rows: &StepRows) -> QueryRun {
+        let queries = rows.queries.end - rows.queries.start;
+        let positions = rows.first_position..rows.first_position + queries;
+        QueryRun { keys: rows.keys, queries, positions, first_row: 0 }
+    }
+
+    /// Rows of all sequences that a step merges, each range with whether it is merged for the last time.
+    fn merged_rows(&self, step: u64) -> Vec<(Range<u64>, bool)> {
+        let (tokens, chunk) = (self.tokens, self.tokens / 2);
+        let queries = self.step_rows(step).queries;
+        // Steps in which the chunks of queries have their last keys.
+        let last_steps = [self.place, self.group.size - 1];
+        let [earlier, later] = last_steps.map(|last| last == step);
+        if queries.start == 0 && earlier == later {
+            return vec![(0..self.rows(), later)];
+        }
+        let chunks = [(0..chunk, earlier), (chunk..tokens, later)];
+        let chunks = chunks.into_iter().filter(|(rows, _)| rows.start >= queries.start);
+        let of_sequence = |sequence: u64| {
+            let first = sequence * tokens;
+            let chunks = chunks.clone();
+            chunks.map(move |(rows, is_last)| (first + rows.start..first + rows.end, is_last))
+        };
+        (0..self.op.sequences).flat_map(of_sequence).collect()
+    }
+
+    /// Where a merge reads sums and writes them: the result itself before the first one and after the last one.
+    fn merge_operands(
+        step: u64,
+        is_last: bool,
+        [result, sums]: [MatrixOperand; 2],
+    ) -> [MatrixOperand; 2] {
+        [if step == 1 { result } else { sums }, if is_last { result } else { sums }]
+    }
+
+    fn shift(&self, pairs: &[[MatrixOperand; 2]]) -> RingShift {
+        let bytes = |operand: &MatrixOperand| {
+            operand.begin..operand.begin + operand.dtype.bytes(operand.elements()).0
+        };
+        let operands = pairs.iter().map(|[source, target]| (bytes(source), bytes(target)));
+        RingShift { group: self.group, operands: operands.collect() }
+    }
+
+    fn forward(&self, site: &InstrSite<'_, &Attention>) -> LaunchResult<RingAttention> {
+        let op = self.op;
+        let ForwardOperands { heads: HeadOperands { q, k, v, .. }, out, lse } =
+            forward_operands(site)?;
+        let (mut parts, mut sums) = (Carver::new(site.output(2)?), Carver::new(site.output(3)?));
+        expect_dtype(op.input, &[&parts.operand])?;
+        expect_dtype(DType::F32, &[&sums.operand])?;
+        let rows = self.rows();
+        if rows == 0 {
+            return Ok(RingAttention::default());
+        }
+        let mut part = || parts.matrix(rows, op.key_columns());
+        let (mut current, mut arriving) = (part()?, part()?);
+        let step_out = parts.matrix(rows, self.outputs())?;
+        let summed = match op.input {
+            DType::F32 => out,
+            _ => sums.matrix(rows, self.outputs())?,
+        };
+        let step_lse = sums.matrix(rows, op.heads)?;
+        let [part_k, part_v] = halves(&current)?;
+        let kernels = self.kernels(&[&q, &part_k, &part_v, &out, &step_out])?;
+        let mut steps = vec![];
+        for step in 0..self.group.size {
+            let is_last = step + 1 == self.group.size;
+            let mut ring_step = RingStep::default();
+            if step == 0 {
+                ring_step.before =
+                    vec![add(None, Some(&k), &part_k)?, add(None, Some(&v), &part_v)?];
+            }
+            ring_step.shift = (!is_last).then(|| self.shift(&[[current, arriving]]));
+            let step_rows = self.step_rows(step);
+            let [part_k, part_v] = halves(&current)?;
+            let (step_out, step_lse) = if step == 0 { (out, lse) } else { (step_out, step_lse) };
+            for sequence in 0..op.sequences {
+                let [queries, keys] = self.of_sequence(sequence, &step_rows);
+                let [q, out, lse] =
+                    [q, step_out, step_lse].map(|operand| select(operand, &queries));
+                let [k, v] = [part_k, part_v].map(|operand| select(operand, &keys));
+                let run = self.query_run(&step_rows);
+                ring_step.beside.push(kernels.forward([&q, &k, &v, &out, &lse], &run)?);
+            }
+            if step > 0 {
+                for (rows, is_last) in self.merged_rows(step) {
+                    let operands = Self::merge_operands(step, is_last, [out, summed]);
+                    let [from, to, step_out] =
+                        [operands[0], operands[1], step_out].map(|operand| select(operand, &rows));
+                    let [lse, step_lse] = [lse, step_lse].map(|operand| select(operand, &rows));
+                    ring_step.beside.push(self.merge([&from, &step_out, &to], [&lse, &step_lse])?);
+                }
+            }
+            steps.push(ring_step);
+            std::mem::swap(&mut current, &mut arriving);
+        }
+        Ok(RingAttention { steps, scratch_bytes: 0 })
+    }
+
+    fn backward(&self, site: &InstrSite<'_, &Attention>) -> LaunchResult<RingAttention> {
+        let op = self.op;
+        let BackwardOperands { read, written, out, lse, out_gradient: dout } =
+            backward_operands(site)?;
+        let HeadOperands { q, k, v, .. } = read;
+        let gradients = site.scheduled.instr.writes.len().saturating_sub(SCRATCH_OPERANDS);
+        let mut parts = Carver::new(site.output(gradients)?);
+        let mut sums = Carver::new(site.output(gradients + 1)?);
+        expect_dtype(op.input, &[&parts.operand])?;
+        expect_dtype(DType::F32, &[&sums.operand])?;
+        expect_common_stride([&out, &dout])?;
+        let (rows, is_f32) = (self.rows(), op.input == DType::F32);
+        if rows == 0 {
+            return Ok(RingAttention::default());
+        }
+        let mut part = || parts.matrix(rows, op.key_columns());
+        let (mut current, mut arriving) = (part()?, part()?);
+        let step_dq = parts.matrix(rows, self.outputs())?;
+        let contributions = parts.matrix(rows, op.key_columns())?;
+        let summed_dq = if is_f32 { written.q } else { sums.matrix(rows, self.outputs())? };
+        let mut part = || sums.matrix(rows, op.key_columns());
+        let (mut summed, mut arriving_sums) = (part()?, part()?);
+        let statistics = statistics_operand(op);
+        let [part_k, part_v] = halves(&current)?;
+        let operands = [&q, &part_k, &part_v, &out, &dout, &written.q, &step_dq, &contributions];
+        let kernels = self.kernels(&operands)?;
+        let mut steps = vec![];
+        for step in 0..self.group.size {
+            let is_last = step + 1 == self.group.size;
+            let mut ring_step = RingStep::default();
+            let mut shifted = vec![];
+            if step == 0 {
+                ring_step.before =
+                    vec![add(None, Some(&k), &part_k)?, add(None, Some(&v), &part_v)?];
+                ring_step.beside.push(kernels.statistics([&out, &dout, &lse, &statistics])?);
+            }
+            if !is_last {
+                shifted.push([current, arriving]);
+            }
+            if step > 0 {
+                shifted.push([summed, arriving_sums]);
+                std::mem::swap(&mut summed, &mut arriving_sums);
+            }
+            ring_step.shift = Some(self.shift(&shifted));
+            let step_rows = self.step_rows(step);
+            let (step_dq, contributions) = match step {
+                0 => (written.q, if is_f32 { summed } else { contributions }),
+                _ => (step_dq, contributions),
+            };
+            let part_matrices = [halves(&current)?, halves(&contributions)?];
+            for sequence in 0..op.sequences {
+                let [queries, keys] = self.of_sequence(sequence, &step_rows);
+                let [q, dout, dq] = [q, dout, step_dq].map(|operand| select(operand, &queries));
+                let [[k, v], [dk, dv]] = part_matrices.map(|of| of.map(|m| select(m, &keys)));
+                let statistics = statistics_from(op, sequence, step_rows.queries.start);
+                let inputs = [&q, &k, &v, &dout, &statistics];
+                let run = self.query_run(&step_rows);
+                ring_step.beside.push(kernels.query_gradients(inputs, &dq, &run)?);
+                let [first, count] =
+                    [run.positions.start, run.queries].map(|position| position as usize);
+                let positions = PositionRuns::consecutive(first, count);
+                let heads = GradientHeads { first_used: 0, count: op.kv_heads };
+                let of_keys = (step_rows.keys, positions);
+                ring_step.beside.push(kernels.key_gradients(inputs, [&dk, &dv], of_keys, heads)?);
+            }
+            match step {
+                0 if is_f32 => {}
+                0 => ring_step.beside.push(add(None, Some(&contributions), &summed)?),
+                _ => {
+                    for (rows, is_last) in self.merged_rows(step) {
+                        let operands = Self::merge_operands(step, is_last, [written.q, summed_dq]);
+                        let [from, to, step_dq] = [operands[0], operands[1], step_dq]
+                            .map(|operand| select(operand, &rows));
+                        ring_step.beside.push(add(Some(&from), Some(&step_dq), &to)?);
+                    }
+                    for rows in self.key_rows(&step_rows) {
+                        let [sum, more] =
+                            [summed, contributions].map(|operand| select(operand, &rows));
+                        ring_step.after.push(add(Some(&sum), Some(&more), &sum)?);
+                    }
+                }
+            }
+            steps.push(ring_step);
+            std::mem::swap(&mut current, &mut arriving);
+        }
+        let mut home =
+            RingStep { shift: Some(self.shift(&[[summed, arriving_sums]])), ..RingStep::default() };
+        let [dk, dv] = halves(&arriving_sums)?;
+        let used = read.first_kv_head * op.head_dim;
+        for (gradient, target) in [(dk, written.all_k), (dv, written.all_v)] {
+            let end = used + gradient.columns;
+            let target_of = |columns: Range<u64>| {
+                target.column_range(columns.start, columns.end - columns.start)
+            };
+            home.after.push(add_as(op.input, (Some(&gradient), None), &target_of(used..end)?)?);
+            for unused in [0..used, end..target.columns] {
+                if !unused.is_empty() {
+                    home.after.push(add_as(op.input, (None, None), &target_of(unused)?)?);
+                }
+            }
+        }
+        steps.push(home);
+        Ok(RingAttention { steps, scratch_bytes: 4 * statistics.elements() })
+    }
+
+    /// Rows of the keys of all sequences in a step.
+    fn key_rows(&self, rows: &StepRows) -> Vec<Range<u64>> {
+        if rows.keys == self.tokens {
+            return vec![0..self.rows()];
+        }
+        (0..self.op.sequences)
+            .map(|sequence| {
+                let [_, keys] = self.of_sequence(sequence, rows);
+                keys
+            })
+            .collect()
+    }
+
+    /// A launch that merges outputs of a step into sums by their log-sum-exps.
+    fn merge(
+        &self,
+        [sums, step, out]: [&MatrixOperand; 3],
+        [lse, step_lse]: [&MatrixOperand; 2],
+    ) -> LaunchResult<Launch> {
+        let (heads, width) = (self.op.heads, self.op.head_dim);
+        let mut format = VectorFormat::common_quads(step.dtype, &[*sums, *step, *out])?;
+        format.require(width.is_multiple_of(format.vector));
+        let to = out.write_or_update(out == sums);
+        let mut arguments = vec![sums.read(), step.read(), to, lse.update(), step_lse.read()];
+        let sizes = [out.rows, heads, width, sums.stride, step.stride, out.stride];
+        for size in sizes {
+            arguments.push(Argument::U32(to_u32(size)?));
+        }
+        let kernel = kernel_name("merge", [step.dtype, sums.dtype, out.dtype], format.vector);
+        Launch::new(KernelFamily::Ring, kernel, arguments).over_rows(out.rows, out.columns, format)
+    }
+}
+
+/// Keys and values of a part.
+fn halves(part: &MatrixOperand) -> LaunchResult<[MatrixOperand; 2]> {
+    let half = part.columns / 2;
+    Ok([part.column_range(0, half)?, part.column_range(half, half)?])
+}
+
+fn select(operand: MatrixOperand, rows: &Range<u64>) -> MatrixOperand {
+    operand.row_range(rows.start, rows.end - rows.start)
+}
+
+/// A launch that writes the sum of sums and the results of a step, where there are both.
+fn add(
+    sums: Option<&MatrixOperand>,
+    step: Option<&MatrixOperand>,
+    out: &MatrixOperand,
+) -> LaunchResult<Launch> {
+    let step_dtype = step.map_or(out.dtype, |step| step.dtype);
+    add_as(step_dtype, (sums, step), out)
+}
+
+/// As [`add`], where the results of steps have this format.
+fn add_as(
+    step_dtype: DType,
+    (sums, step): (Option<&MatrixOperand>, Option<&MatrixOperand>),
+    out: &MatrixOperand,
+) -> LaunchResult<Launch> {
+    let sums_dtype = sums.map_or(step_dtype, |sums| sums.dtype);
+    let operands: Vec<MatrixOperand> =
+        [sums, step, Some(out)].into_iter().flatten().copied().collect();
+    let format = VectorFormat::common_quads(out.dtype, &operands)?;
+    let in_place = sums == Some(out);
+    let read =
+        |operand: Option<&MatrixOperand>| operand.map_or(Argument::Null, MatrixOperand::read);
+    let mut arguments = vec![read(sums), read(step), out.write_or_update(in_place)];
+    let stride = |operand: Option<&MatrixOperand>| operand.map_or(0, |operand| operand.stride);
+    for size in [out.rows, out.columns, stride(sums), stride(step), out.stride] {
+        arguments.push(Argument::U32(to_u32(size)?));
+    }
+    let kernel = kernel_name("add", [step_dtype, sums_dtype, out.dtype], format.vector);
+    Launch::new(KernelFamily::Ring, kernel, arguments).over_rows(out.rows, out.columns, format)
+}
+
+/// Name of a kernel for the formats of the step, the sums and the result.
+fn kernel_name(kernel: &str, dtypes: [DType; 3], vector: u64) -> String {
+    let [step, sums, out] = dtypes.map(DType::name);
+    format!("ring_{kernel}_{step}_{sums}_{out}_v{vector}")
+}
