@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use narrows_cost_model::{Prices, Profile, simulate};
-use narrows_plan::{CheckedProgram, ContextAttention, Kernel, Plan};
+use narrows_plan::{CheckedProgram, Kernel, Plan};
 use narrows_planner::{Objective, Request, SearchCache, SearchResult};
 
 use super::ineffective::warn_of_ineffective_flags;
@@ -41,7 +41,6 @@ pub fn report_search(
     };
     let priced = PricedPlan::of_search(request, best)?;
     warn_of_ineffective_flags(request, priced.plan.mesh);
-    warn_of_ring_attention(&request.profile, priced.plan.context_attention);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
     let step_cost = (request.objective == Objective::Cost).then(|| {
         let (mesh, step_time_s) = (priced.plan.mesh, priced.prediction.step_time_s);
@@ -56,16 +55,6 @@ pub fn report_search(
             file.map_or(Ok(()), |file| output::write_plan(file, report.plan()))?;
             Err(failure)
         }
-    }
-}
-
-/// Warns of a plan for GPUs whose keys and values rotate, for which the CUDA backend has no kernel.
-fn warn_of_ring_attention(profile: &Profile, attention: ContextAttention) {
-    if attention == ContextAttention::Ring && profile.file().has_gpus() {
-        output::warn(
-            "this plan passes keys and values around the context axis, which `narrows run --backend cuda` cannot \
-             execute yet; `--context-attention gather` or `exchange` searches plans that it can",
-        );
     }
 }
 

@@ -177,6 +177,7 @@ fn each_process_has_its_own_gpu() {
         "--tensor 1 --pipeline 2",
         "--data-parallel 2",
         "--tensor 1 --pipeline 1 --context 2 --context-attention gather",
+        "--tensor 1 --pipeline 1 --context 2 --context-attention ring",
     ] {
         let [run, cpu_run] = [Processes::new(2), Processes::new(1)];
         let arguments = format!("{} {mesh}", run.flags(4)).replace("--threads 1", "--backend cuda");

@@ -14,7 +14,8 @@
 //!
 //! Within a segment, collectives run on streams beside that of the computation ([`StreamId`]): those of sharded parameters,
 //! which overlap with collectives of activations, have one of their own. `waits` derives the dependencies between the streams
-//! from what the program overlaps.
+//! from what the program overlaps. Ring attention is several nodes: the shift of each step runs on the stream of collectives,
+//! beside the launches of the step.
 //!
 //! Nothing here needs a GPU.
 

@@ -67,21 +67,44 @@ fn bf16_programs_match_the_reference() {
 #[test]
 fn programs_with_gathered_keys_match_the_reference() {
     let test = "conformance::programs_with_gathered_keys_match_the_reference";
+    let cases = [(0, [2, 1, 2]), (8, [1, 2, 2]), (12, [1, 1, 4])];
+    match_on_context_axis(test, ContextAttention::Gather, Zero::Off, &cases);
+}
+
+/// Keys and values rotate over the context axis. With ZeRO-3, weights are gathered beside a ring.
+#[test]
+fn programs_with_rotating_keys_match_the_reference() {
+    let test = "conformance::programs_with_rotating_keys_match_the_reference";
+    let cases = [(0, [2, 1, 2]), (4, [1, 2, 2]), (16, [1, 1, 4])];
+    match_on_context_axis(test, ContextAttention::Ring, Zero::Three, &cases);
+}
+
+/// Compares plans with this attention over the context axis with the reference, each of a model with its mesh of tensor,
+/// pipeline and context axis.
+fn match_on_context_axis(
+    test: &str,
+    context_attention: ContextAttention,
+    zero: Zero,
+    cases: &[(usize, [u64; 3])],
+) {
     device_choice::under_seeds(test, [0], FAKE_GPUS, |seed| {
-        let cases = [(0, [2, 1, 2]), (8, [1, 2, 2]), (12, [1, 1, 4])];
-        let deviations = cases.map(|(number, [tensor, pipeline, context])| {
+        let deviations = cases.iter().map(|&(number, [tensor, pipeline, context])| {
             let mesh = Mesh { tensor, pipeline, data: 1, context };
             let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 1 };
+            let shards = zero != Zero::Off;
             let context = Context {
-                context_attention: ContextAttention::Gather,
-                ..Context::new(mesh, workload, Precision::Fp32, Zero::Off)
+                context_attention,
+                overlap_grad_reduce: shards,
+                overlap_param_gather: shards,
+                ..Context::new(mesh, workload, Precision::Fp32, zero)
             };
             let model = small_models().swap_remove(number);
             let mut rng = TestRng::new(seed);
-            let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context));
-            deviation(&ConformanceCase { model, plan: plan.expect("a plan") })
+            let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
+            assert_eq!(plan.context_attention, context_attention);
+            deviation(&ConformanceCase { model, plan })
         });
-        println!("{} programs: {}", deviations.len(), largest(deviations));
+        println!("{} programs: {}", cases.len(), largest(deviations));
     });
 }
 
