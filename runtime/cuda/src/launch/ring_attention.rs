@@ -182,7 +182,8 @@ impl Ring<'_> {
         (0..self.op.sequences).flat_map(of_sequence).collect()
     }
 
-    /// Where a merge reads sums and writes them: the result itself before the first one and after the last one.
+    /// Matrices from which a merge reads sums and to which it writes them: the result itself before the first one and
+    /// after the last one.
     fn merge_operands(
         step: u64,
         is_last: bool,
@@ -340,37 +341,47 @@ impl Ring<'_> {
             steps.push(ring_step);
             std::mem::swap(&mut current, &mut arriving);
         }
-        let mut home =
-            RingStep { shift: Some(self.shift(&[[summed, arriving_sums]])), ..RingStep::default() };
-        let [dk, dv] = halves(&arriving_sums)?;
-        let used = read.first_kv_head * op.head_dim;
-        for (gradient, target) in [(dk, written.all_k), (dv, written.all_v)] {
-            let end = used + gradient.columns;
-            let target_of = |columns: Range<u64>| {
-                target.column_range(columns.start, columns.end - columns.start)
-            };
-            home.after.push(add_as(op.input, (Some(&gradient), None), &target_of(used..end)?)?);
-            for unused in [0..used, end..target.columns] {
-                if !unused.is_empty() {
-                    home.after.push(add_as(op.input, (None, None), &target_of(unused)?)?);
-                }
-            }
-        }
-        steps.push(home);
+        let shift = self.shift(&[[summed, arriving_sums]]);
+        let after = self.final_gradients(&arriving_sums, &written, read.first_kv_head)?;
+        steps.push(RingStep { shift: Some(shift), after, ..RingStep::default() });
         Ok(RingAttention { steps, scratch_bytes: 4 * statistics.elements() })
     }
 
-    /// Rows of the keys of all sequences in a step.
-    fn key_rows(&self, rows: &StepRows) -> Vec<Range<u64>> {
-        if rows.keys == self.tokens {
-            return vec![0..self.rows()];
+    /// Launches that write the gradients of keys and values from those that have come home, and zeros for KV heads that
+    /// this device does not use.
+    fn final_gradients(
+        &self,
+        arrived: &MatrixOperand,
+        written: &HeadOperands,
+        first_kv_head: u64,
+    ) -> LaunchResult<Vec<Launch>> {
+        let input = self.op.input;
+        let [dk, dv] = halves(arrived)?;
+        let first = first_kv_head * self.op.head_dim;
+        let mut launches = vec![];
+        for (gradient, target) in [(dk, written.all_k), (dv, written.all_v)] {
+            let end = first + gradient.columns;
+            let of_target = |columns: Range<u64>| {
+                target.column_range(columns.start, columns.end - columns.start)
+            };
+            launches.push(add_as(input, (Some(&gradient), None), &of_target(first..end)?)?);
+            for unused in [0..first, end..target.columns] {
+                if !unused.is_empty() {
+                    launches.push(add_as(input, (None, None), &of_target(unused)?)?);
+                }
+            }
         }
-        (0..self.op.sequences)
-            .map(|sequence| {
-                let [_, keys] = self.of_sequence(sequence, rows);
-                keys
-            })
-            .collect()
+        Ok(launches)
+    }
+
+    /// Rows of the keys of all sequences in a step, in as few ranges as possible.
+    fn key_rows(&self, rows: &StepRows) -> Vec<Range<u64>> {
+        let (count, keys) = match rows.keys == self.tokens {
+            true => (1, self.rows()),
+            false => (self.op.sequences, rows.keys),
+        };
+        let first_rows = (0..count).map(|sequence| sequence * self.tokens);
+        first_rows.map(|first| first..first + keys).collect()
     }
 
     /// A launch that merges outputs of a step into sums by their log-sum-exps.
