@@ -360,36 +360,50 @@ fn rings_are_priced_step_by_step() {
                 Collective { kind, payload, group }
             };
             let shift_s = |bytes| time_s(Kernel::Collective(shift(bytes)));
-            let merged = match direction {
-                Direction::Forward => tokens * heads * (head_dim + 1),
-                Direction::Backward => tokens * heads * head_dim + keys,
+            // A kernel that reads and writes so many bytes for each element.
+            let fused_s = |elements: u64, bytes_per_element: u64| {
+                let traffic = Bytes(bytes_per_element * elements);
+                time_s(Kernel::Fused(FusedKernel {
+                    kind: FusedKind::Add,
+                    traffic,
+                    unfused_traffic: traffic,
+                    unfused_launches: 1,
+                    parameters: 1,
+                }))
             };
-            let traffic = Bytes(12 * merged);
-            let merge_s = time_s(Kernel::Fused(FusedKernel {
-                kind: FusedKind::Add,
-                traffic,
-                unfused_traffic: traffic,
-                unfused_launches: 1,
-                parameters: 1,
-            }));
+            // Sums of 4 bytes are read and written, results of 2 bytes read.
+            let merge_s = fused_s(
+                match direction {
+                    Direction::Forward => tokens * heads * (head_dim + 1),
+                    Direction::Backward => tokens * heads * head_dim,
+                },
+                4 + 2 + 4,
+            );
             let first_s = time_s(attention(1, 4096));
             let later_s = first_s + merge_s;
-            let step_s = |computation_s: f64, shift_s: f64| match prices.overlap_slowdown() {
-                Some(slowdown) => {
-                    computation_s + slowdown.exposed(Seconds(shift_s), Seconds(computation_s)).0
-                }
-                None => computation_s + shift_s,
+            // Copies of keys, conversions of their gradients, and sums of these.
+            let (pack_s, convert_s, add_s) =
+                (fused_s(keys, 2 + 2), fused_s(keys, 2 + 4), fused_s(keys, 4 + 2 + 4));
+            let step_s = |beside_s: f64, without_s: f64, shift_s: f64| {
+                let added_s = match prices.overlap_slowdown() {
+                    Some(slowdown) => slowdown.exposed(Seconds(shift_s), Seconds(beside_s)).0,
+                    None => shift_s,
+                };
+                beside_s + without_s + added_s
             };
             let between = (size - 2) as f64;
             let expected = match direction {
                 Direction::Forward => {
-                    step_s(first_s, shift_s(2)) + between * step_s(later_s, shift_s(2)) + later_s
+                    step_s(first_s, pack_s, shift_s(2))
+                        + between * step_s(later_s, 0.0, shift_s(2))
+                        + later_s
                 }
                 Direction::Backward => {
-                    step_s(first_s, shift_s(2))
-                        + between * step_s(later_s, shift_s(2 + 4))
-                        + step_s(later_s, shift_s(4))
+                    step_s(first_s + convert_s, pack_s, shift_s(2))
+                        + between * step_s(later_s, add_s, shift_s(2 + 4))
+                        + step_s(later_s, add_s, shift_s(4))
                         + shift_s(4)
+                        + convert_s
                 }
             };
             let time = time_s(attention(size, 4096 * size));
