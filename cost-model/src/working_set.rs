@@ -1,4 +1,4 @@
-//! Least bytes that the backward pass of a block needs besides what blocks keep from forward passes.
+//! Least bytes that the backward pass of a block or of the head needs besides what blocks keep from forward passes.
 //!
 //! At the backward pass of its gated product, a block holds both inputs of the product, kept or recomputed, and the gradient
 //! of its output; at the weight gradient of a linear, the input of the linear and both of its gradients. With ZeRO-3 it also
@@ -10,7 +10,9 @@
 //! Where the collectives of sharded parameters overlap with passes, neighbouring blocks have theirs at the same time: during its
 //! whole backward pass, a block also holds the weights of the block before and the gradients of the block after it.
 
-use narrows_plan::emit::{OperandSlot, TemplateOperand, activation_bytes, op_backward};
+use narrows_plan::emit::{
+    InstrTemplate, OperandSlot, TemplateOperand, activation_bytes, op_backward,
+};
 use narrows_plan::graph::{Op, OpId, ValueId};
 use narrows_plan::strategy::{OpParameters, SegmentSpace, backward_reads_input};
 use narrows_plan::{Bytes, Context, Layout};
@@ -44,35 +46,40 @@ impl WorkingBytes {
         let segment = &space.segment;
         let is_product = |op: &OpId| matches!(segment.op(*op).op, Op::GatedProduct { .. });
         let product = segment.op_ids().find(is_product)?;
-        let is_linear = |op: &OpId| matches!(segment.op(*op).op, Op::Linear(_));
-        let linears: Vec<LinearBytes> = segment
-            .op_ids()
-            .filter(is_linear)
-            .map(|op| LinearBytes::least(space, op, context))
-            .collect();
+        let linears = LinearBytes::of_segment(space, context);
         let mut positions = vec![product];
         // Overlapped weight-gradient GEMMs run later than those of other linears.
         if !context.overlap_tensor_collectives {
             positions.extend(linears.iter().map(|linear| linear.op));
         }
-        let around = |position: OpId| -> Bytes {
-            let of = linears.iter().map(|linear| match linear.op < position {
-                true => linear.weight,
-                false => linear.gradient,
-            });
-            of.sum()
-        };
         let at_position = |position: OpId| -> Option<Bytes> {
             let operands = activations_min(space, position, context)?;
             let residual = residual_gradients(space, position, context);
-            Some(operands + around(position) + input_kept_min(space, position) + residual)
+            let around = parameters_around(&linears, position);
+            Some(operands + around + input_kept_min(space, position) + residual)
         };
         let at_positions: Option<Vec<Bytes>> = positions.into_iter().map(at_position).collect();
+        let gradients: Bytes = linears.iter().map(|linear| linear.gradient).sum();
+        // Whichever weight gradient is the last one, all gradients are there when it has read its operands.
+        let last_reads =
+            linears.iter().map(|linear| weight_gradient_reads_min(space, linear.op, context));
+        let at_end = gradients + last_reads.min().unwrap_or_default();
         Some(WorkingBytes {
-            at_fullest: at_positions?.into_iter().max().unwrap_or_default(),
+            at_fullest: at_positions?.into_iter().fold(at_end, Bytes::max),
             weights: linears.iter().map(|linear| linear.weight).sum(),
-            gradients: linears.iter().map(|linear| linear.gradient).sum(),
+            gradients,
         })
+    }
+
+    /// Lower bound on what the backward pass of the head with these alternatives holds: at the gradient of the loss, or at that of
+    /// its linear.
+    pub fn least_of_head(space: &SegmentSpace, context: &Context) -> Bytes {
+        let segment = &space.segment;
+        let linears = LinearBytes::of_segment(space, context);
+        let counts = |op: &OpId| matches!(segment.op(*op).op, Op::Linear(_) | Op::Loss { .. });
+        let at_position =
+            |op: OpId| Some(activations_min(space, op, context)? + parameters_around(&linears, op));
+        segment.op_ids().filter(counts).filter_map(at_position).max().unwrap_or_default()
     }
 
     /// The smaller bound of each.
@@ -84,16 +91,19 @@ impl WorkingBytes {
         }
     }
 
-    /// Working sets of a pipeline of one stage with this many blocks; the first one leaves out no block.
-    pub fn of_stage(self, context: &Context, blocks: u64) -> Vec<WorkingSet> {
+    /// Working sets of a pipeline of one stage with this many blocks, whose head needs at least `of_head`; the first one leaves
+    /// out no block.
+    pub fn of_stage(self, context: &Context, blocks: u64, of_head: Bytes) -> Vec<WorkingSet> {
         let WorkingBytes { at_fullest, weights, gradients } = self;
         // The last block begins with all of its gathered weights, and has reduced nothing.
         let mut at_begin = weights;
         if context.overlap_grad_reduce && blocks >= 2 {
             at_begin += weights;
         }
+        // The weights of the last block are gathered during the backward pass of the head.
+        let beside_head = if context.overlap_grad_reduce { weights } else { Bytes(0) };
         let mut sets = vec![
-            WorkingSet { last_blocks: 0, bytes: at_begin },
+            WorkingSet { last_blocks: 0, bytes: at_begin.max(of_head + beside_head) },
             WorkingSet { last_blocks: 1, bytes: at_fullest },
         ];
         if context.overlap_grad_reduce {
@@ -117,6 +127,12 @@ struct LinearBytes {
 }
 
 impl LinearBytes {
+    fn of_segment(space: &SegmentSpace, context: &Context) -> Vec<LinearBytes> {
+        let is_linear = |op: &OpId| matches!(space.segment.op(*op).op, Op::Linear(_));
+        let linears = space.segment.op_ids().filter(is_linear);
+        linears.map(|op| LinearBytes::least(space, op, context)).collect()
+    }
+
     fn least(space: &SegmentSpace, op: OpId, context: &Context) -> LinearBytes {
         let strategies = space.ops[op.0 as usize].iter().map(|option| option.choice.strategy);
         let parameters: Vec<OpParameters> =
@@ -128,32 +144,63 @@ impl LinearBytes {
     }
 }
 
+/// Gathered weights of the linears whose backward passes follow that of an op, and gradients of those before, and of the op's own.
+fn parameters_around(linears: &[LinearBytes], op: OpId) -> Bytes {
+    let of_linear = |linear: &LinearBytes| match linear.op < op {
+        true => linear.weight,
+        false => linear.gradient,
+    };
+    linears.iter().map(of_linear).sum()
+}
+
 /// The least bytes of activations and their gradients that the backward pass of an op accesses at once: all that it reads; of a
 /// linear, what its weight-gradient GEMM reads, and the gradient that the GEMM before it has written. `None` without alternatives.
 fn activations_min(space: &SegmentSpace, op: OpId, context: &Context) -> Option<Bytes> {
-    let segment = &space.segment;
-    let bytes = |operands: &[TemplateOperand]| -> Bytes {
-        let is_parameter = |slot| {
-            matches!(
-                slot,
-                OperandSlot::Weight(_)
-                    | OperandSlot::WeightGradient(_)
-                    | OperandSlot::MicrobatchGradient(_)
-            )
-        };
-        let activations = operands.iter().filter(|operand| !is_parameter(operand.slot));
-        activations.map(|operand| operand.extent.bytes()).sum()
-    };
-    let of_options = space.ops[op.0 as usize].iter().map(|option| {
-        let templates = op_backward(segment, op, &option.choice, context);
+    least_of_backward(space, op, context, |templates| {
         let weight_gradient =
             templates.iter().position(|template| template.action.is_weight_gradient());
+        let reads = |template: &InstrTemplate| activation_operand_bytes(&template.reads);
         match weight_gradient {
-            Some(at) if at > 0 => bytes(&templates[at].reads) + bytes(&templates[at - 1].writes),
-            _ => templates.iter().map(|template| bytes(&template.reads)).max().unwrap_or_default(),
+            Some(at) if at > 0 => {
+                reads(&templates[at]) + activation_operand_bytes(&templates[at - 1].writes)
+            }
+            _ => templates.iter().map(reads).max().unwrap_or_default(),
         }
+    })
+}
+
+/// The least bytes of activations that the weight-gradient GEMM of a linear reads; 0 without one.
+fn weight_gradient_reads_min(space: &SegmentSpace, op: OpId, context: &Context) -> Bytes {
+    let least = least_of_backward(space, op, context, |templates| {
+        let of_weight = templates.iter().find(|template| template.action.is_weight_gradient());
+        of_weight.map_or(Bytes(0), |template| activation_operand_bytes(&template.reads))
     });
-    of_options.min()
+    least.unwrap_or_default()
+}
+
+/// The least of a number of bytes over the backward passes of an op's alternatives; `None` without any.
+fn least_of_backward(
+    space: &SegmentSpace,
+    op: OpId,
+    context: &Context,
+    bytes: impl Fn(&[InstrTemplate]) -> Bytes,
+) -> Option<Bytes> {
+    let options = space.ops[op.0 as usize].iter();
+    options.map(|option| bytes(&op_backward(&space.segment, op, &option.choice, context))).min()
+}
+
+/// Bytes of the operands that are activations or their gradients.
+fn activation_operand_bytes(operands: &[TemplateOperand]) -> Bytes {
+    let is_parameter = |slot| {
+        matches!(
+            slot,
+            OperandSlot::Weight(_)
+                | OperandSlot::WeightGradient(_)
+                | OperandSlot::MicrobatchGradient(_)
+        )
+    };
+    let activations = operands.iter().filter(|operand| !is_parameter(operand.slot));
+    activations.map(|operand| operand.extent.bytes()).sum()
 }
 
 /// The least bytes that the segment keeps of its first input, the hidden state, if the backward passes of other ops than `op`

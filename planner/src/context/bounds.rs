@@ -68,6 +68,17 @@ impl LayoutBound {
         }
     }
 
+    /// The bound, or this one, which no division counts, if it is larger.
+    pub(crate) fn raised_to(self, seconds: f64) -> LayoutBound {
+        match self {
+            LayoutBound::Bound { time, beyond_division } if time.0 < seconds => {
+                let beyond_division = beyond_division + (Seconds(seconds) - time);
+                LayoutBound::Bound { time: Seconds(seconds), beyond_division }
+            }
+            bound => bound,
+        }
+    }
+
     /// The bound in seconds; infinite where there is none.
     pub(crate) fn seconds(&self) -> f64 {
         if let LayoutBound::Bound { time, .. } = self { time.0 } else { f64::INFINITY }

@@ -5,9 +5,10 @@
 //! those that fit. As a function of λ it is concave, and the bytes are its slope: the best λ is sought where the lines at too few
 //! and at too many bytes meet.
 
+use narrows_plan::Context;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
-use narrows_plan::{Bytes, Context};
 
+use super::block_room::BlockRoom;
 use super::collective_step::{CollectiveStep, Longer};
 use crate::pipeline::PipelineOverheads;
 use crate::segment::SegmentSolver;
@@ -62,16 +63,21 @@ impl<'a> CollectiveBounds<'a> {
 
     /// The same where the blocks have at most `budget` bytes. Bounds of `incumbent` or more are not raised further, and those that
     /// cannot exceed `known`, another bound on the same plans, are not sought.
-    pub(super) fn largest_within(&self, budget: Bytes, [known, incumbent]: [f64; 2]) -> f64 {
+    pub(super) fn largest_within(&self, rooms: &[BlockRoom], [known, incumbent]: [f64; 2]) -> f64 {
         let mut largest = self.largest();
-        let cases = self.step.iter().flat_map(|step| self.cases.iter().map(move |of| (step, of)));
-        for (step, (_, longer)) in cases.take(LIMITED_CASES) {
-            if largest >= incumbent {
-                break;
+        let never = (0.0, [Longer::Never; 2]);
+        let cases = self.step.iter().flat_map(|step| {
+            self.cases.iter().take(LIMITED_CASES).chain([&never]).map(move |of| (step, of))
+        });
+        for (step, (_, longer)) in cases {
+            for room in rooms.iter().filter(|room| step.can_leave_out(room.last_blocks)) {
+                if largest >= incumbent {
+                    return largest;
+                }
+                let sought = [known.max(largest), incumbent];
+                let limited = within_room(step, *longer, room, sought);
+                largest = largest.max(limited.unwrap_or(0.0));
             }
-            let sought = [known.max(largest), incumbent];
-            let limited = within_budget(step, *longer, budget.as_f64(), sought);
-            largest = largest.max(limited.unwrap_or(0.0));
         }
         largest
     }
@@ -96,17 +102,29 @@ impl BudgetLine {
 
 /// The largest bound of a case at the multipliers that are tried; `None` when a segment has no legal decisions. The search ends with
 /// a bound of `incumbent` or more, and where none exceeds `known`.
-fn within_budget(
+fn within_room(
     step: &CollectiveStep,
     longer: [Longer; 2],
-    budget: f64,
+    room: &BlockRoom,
     [known, incumbent]: [f64; 2],
 ) -> Option<f64> {
+    let BlockRoom { last_blocks, bytes: budget } = *room;
     let line = |multiplier: f64| {
-        let [cost, bytes] = step.bound_with_bytes(longer, multiplier)?;
+        let [cost, bytes] = step.bound_with_bytes(longer, (multiplier, last_blocks))?;
         let bound = cost - multiplier * budget;
         Some(BudgetLine { multiplier, bound, beyond_budget: bytes - budget })
     };
+    if std::env::var("MIX").is_ok() {
+        for m in [1e-15, 1e-14, 1e-13, 3e-13, 6e-13, 9e-13, 1.2e-12, 1.6e-12, 1.8e-12, 2e-12] {
+            let t = line(m)?;
+            eprintln!(
+                "probe {longer:?} k{last_blocks} {budget} λ {:.4} time {:.4} bytes {:.4}",
+                m * 1e12,
+                1e3 * (t.bound - m * t.beyond_budget),
+                (t.beyond_budget + budget) / 1e9
+            );
+        }
+    }
     let mut too_many = line(0.0)?;
     let mut largest = too_many.bound;
     // The decisions fit.
@@ -118,6 +136,15 @@ fn within_budget(
     let mut too_few: Option<BudgetLine> = None;
     for _ in 0..MULTIPLIERS_MAX {
         let tried = line(multiplier)?;
+        if std::env::var("MIX").is_ok() {
+            eprintln!(
+                "{longer:?} k{last_blocks} λ {:.4} ms/GB bound {:.3} beyond {:.3} GB budget {:.3} GB",
+                1e12 * multiplier,
+                1e3 * tried.bound,
+                tried.beyond_budget / 1e9,
+                budget / 1e9
+            );
+        }
         largest = largest.max(tried.bound);
         if largest >= incumbent {
             break;
@@ -142,6 +169,8 @@ fn within_budget(
 
 #[cfg(test)]
 mod tests {
+    use narrows_plan::Bytes;
+
     use crate::context::ContextSolver;
     use crate::context::bounds::LayoutBound;
     use crate::context::partition_bounds::RelaxedLayout;

@@ -78,8 +78,20 @@ enum Place {
     FirstBlock,
     SecondBlock,
     Block,
+    SecondToLastBlock,
     LastBlock,
     Head,
+}
+
+impl Place {
+    /// Number of blocks after the last ones, which have a place of their own.
+    fn from_end(self) -> Option<u64> {
+        match self {
+            Place::LastBlock => Some(0),
+            Place::SecondToLastBlock => Some(1),
+            _ => None,
+        }
+    }
 }
 
 /// A segment, the weights of its times, and the multiplier of its bytes.
@@ -108,13 +120,15 @@ pub(super) struct CollectiveStep<'a> {
 }
 
 impl<'a> CollectiveStep<'a> {
-    /// `None` where nothing overlaps, and with several stages.
+    /// `None` with several stages.
     pub(super) fn new(
         segments: &'a SegmentSolver,
         context: &'a Context,
         (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
     ) -> Option<CollectiveStep<'a>> {
-        let slowdown = segments.prices(context).overlap_slowdown()?;
+        let slowdown = segments.prices(context).overlap_slowdown();
+        let slowdown =
+            slowdown.filter(|_| context.overlap_grad_reduce || context.gathers_in_forward());
         (context.mesh.pipeline == 1).then_some(())?;
         let end = |kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
         let head = end(SegmentKind::Head);
@@ -127,7 +141,13 @@ impl<'a> CollectiveStep<'a> {
         ];
         // A pass of two microbatches alternates between blocks at their border.
         let mut others = before;
-        if let ([first, second, rest @ ..], 1) = (before, context.pass_microbatches()) {
+        // It has the bounds of other blocks, but memory may leave it out.
+        if let ([first @ .., second_to_last], true) = (before, before.len() > 2) {
+            let spec = SegmentSpec::block(*second_to_last, boundary);
+            parts.push((spec, Place::SecondToLastBlock, 1.0));
+            others = first;
+        }
+        if let ([first, second, rest @ ..], 1) = (others, context.pass_microbatches()) {
             parts.push((SegmentSpec::block(*first, boundary), Place::FirstBlock, 1.0));
             parts.push((SegmentSpec::block(*second, boundary), Place::SecondBlock, 1.0));
             others = rest;
@@ -141,8 +161,8 @@ impl<'a> CollectiveStep<'a> {
         let mut step = CollectiveStep {
             segments,
             context,
-            overlapped: slowdown.hidden_computation_cost(),
-            hidden_cost: slowdown.hidden_cost(),
+            overlapped: slowdown.map_or(1.0, |slowdown| slowdown.hidden_computation_cost()),
+            hidden_cost: slowdown.map_or(1.0, |slowdown| slowdown.hidden_cost()),
             parts,
             last_block_counts: [false; 2],
             at_ends: [0.0; 2],
@@ -237,17 +257,24 @@ impl<'a> CollectiveStep<'a> {
         Some(self.total(longer, None)?[0])
     }
 
-    /// Lower bound in seconds on the same with `multiplier` seconds for each byte of the blocks, and the bytes of these decisions.
+    /// Lower bound in seconds on the same with `multiplier` seconds for each byte of the blocks but for so many last ones, and the
+    /// bytes of these decisions.
     pub(super) fn bound_with_bytes(
         &self,
         longer: [Longer; 2],
-        multiplier: f64,
+        (multiplier, last_blocks): (f64, u64),
     ) -> Option<[f64; 2]> {
-        self.total(longer, Some(multiplier))
+        self.total(longer, Some((multiplier, last_blocks)))
+    }
+
+    /// Whether a bound can leave out the bytes of so many last blocks.
+    pub(super) fn can_leave_out(&self, last_blocks: u64) -> bool {
+        let places = self.parts.iter().filter(|(_, place, _)| place.from_end().is_some());
+        last_blocks as usize <= places.count()
     }
 
     /// The sums of the [least costs](CollectiveStep::least) of all segments, the first one with what the segments do not count.
-    fn total(&self, longer: [Longer; 2], multiplier: Option<f64>) -> Option<[f64; 2]> {
+    fn total(&self, longer: [Longer; 2], memory: Option<(f64, u64)>) -> Option<[f64; 2]> {
         let hidden = [0, 1].into_iter().filter(|at| longer[*at] == Longer::Never);
         let at_ends: f64 = hidden.map(|at| self.at_ends[at]).sum();
         // Those of sharded gradients follow the reductions of every pass.
@@ -256,7 +283,11 @@ impl<'a> CollectiveStep<'a> {
         let mut total = [at_ends + after_backward + self.additions(longer[1]), 0.0];
         for (spec, place, count) in &self.parts {
             // Memory is that of the blocks.
-            let multiplier = multiplier.filter(|_| spec.kind == SegmentKind::Block);
+            let counts = |last_blocks: u64| {
+                spec.kind == SegmentKind::Block
+                    && place.from_end().is_none_or(|from_end| from_end >= last_blocks)
+            };
+            let multiplier = memory.filter(|(_, last)| counts(*last)).map(|(of, _)| of);
             let of_part = self.least(*spec, self.weights(*place, longer), multiplier)?;
             total = [0, 1].map(|at| total[at] + count * of_part[at]);
         }

@@ -3,11 +3,11 @@
 //! | file | contents |
 //! |---|---|
 //! | `average_stage` | memory and step phase of a stage of average size |
+//! | `block_room` | memory of the blocks besides the working set of a backward pass |
 //! | `lower_bound` | bounds before any block is divided |
 //! | `memory_limited_bound` | bound of a step whose stages keep activations within their memory |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
 //! | `collective_step`, `collective_bound` | bounds of a step that waits for gradient reductions or gathers of weights, without and within the memory |
-//! | `working_set_bound` | time that the memory of a backward pass costs |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `last_blocks` | faster solutions for the last blocks of a plan that fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
@@ -21,6 +21,7 @@
 //! | `min_memory` | the plan that needs the least memory |
 
 mod average_stage;
+mod block_room;
 mod bounds;
 mod collective_bound;
 mod collective_step;
@@ -38,7 +39,6 @@ mod reserves;
 mod sized_plan;
 mod solver;
 mod warm_start;
-mod working_set_bound;
 
 pub(crate) use average_stage::resident_bytes_min;
 pub(crate) use bounds::ContextBounds;

@@ -5,7 +5,7 @@
 //! that are linear in each weight, the bound is concave in it. It counts the weights for a whole pass, and not what each
 //! collective has beside it.
 
-use narrows_plan::{Context, Seconds};
+use narrows_plan::Context;
 
 use super::bounds::LayoutBound;
 use super::pair_segments::STEPS;
@@ -21,7 +21,7 @@ impl ContextSolver<'_> {
         bound: LayoutBound,
         incumbent: f64,
     ) -> LayoutBound {
-        let LayoutBound::Bound { time, beyond_division } = bound else { return bound };
+        let LayoutBound::Bound { time, .. } = bound else { return bound };
         let mut largest = time.0;
         let mut known = [[None; STEPS + 1]; STEPS + 1];
         known[0][0] = Some(largest);
@@ -48,8 +48,7 @@ impl ContextSolver<'_> {
         if largest >= incumbent {
             return LayoutBound::NoImprovement;
         }
-        let beyond_division = beyond_division + (Seconds(largest) - time);
-        LayoutBound::Bound { time: Seconds(largest), beyond_division }
+        bound.raised_to(largest)
     }
 
     /// Lower bound on the plans of a layout with these weights, in seconds; 0 where none is known.

@@ -36,11 +36,11 @@ impl ContextSolver<'_> {
             } else {
                 LayoutBound::NoImprovement
             };
-            if collectives.largest() > 0.0 && bound.seconds() < incumbent {
+            if bound.seconds() < incumbent {
                 let sought = [bound.seconds(), incumbent];
                 let limited = self.within_memory(&collectives, context, &relaxed, sought);
                 bound = match limited < incumbent {
-                    true => bound.at_least(Seconds(limited)),
+                    true => bound.raised_to(limited),
                     false => LayoutBound::NoImprovement,
                 };
             }
@@ -62,10 +62,11 @@ impl ContextSolver<'_> {
         layout: &RelaxedLayout,
         sought: [f64; 2],
     ) -> f64 {
-        match self.block_budgets(context, &layout.embedding_and_head, &[Bytes(0)]) {
-            Ok(budgets) if !self.out_of_time() => collectives.largest_within(budgets[0], sought),
-            _ => 0.0,
+        if self.out_of_time() {
+            return 0.0;
         }
+        let rooms = self.block_rooms(context, &layout.embedding_and_head);
+        collectives.largest_within(&rooms, sought)
     }
 
     /// The relaxed embedding and head of the layout of the fastest.
@@ -105,13 +106,7 @@ impl ContextSolver<'_> {
         let RelaxedLayout { embedding_and_head: relaxed, overheads } = layout;
         match self.partition(context, relaxed, overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => {
-                let divided = partitions[0].bound;
-                let beyond_division = self.working_set_cost(context, relaxed);
-                match divided + beyond_division {
-                    time if time.0 < incumbent => LayoutBound::Bound { time, beyond_division },
-                    _ if incumbent.is_finite() => LayoutBound::NoImprovement,
-                    _ => LayoutBound::of_division(divided),
-                }
+                LayoutBound::of_division(partitions[0].bound)
             }
             PartitionResult::Interrupted => LayoutBound::of_division(relaxed.bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.

@@ -4,6 +4,7 @@ use narrows_cost_model::{
     InFlight, PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes, WorkingSet,
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{BucketSplit, Bytes, Context, Seconds};
 
 use super::cache::{PassTimesCache, StepPhaseBounds};
@@ -135,17 +136,38 @@ impl SegmentSolver<'_> {
         }
     }
 
-    /// Working sets of a stage with all blocks of the model, which have this shape.
-    pub(crate) fn working_sets(&self, spec: SegmentSpec, context: &Context) -> Vec<WorkingSet> {
-        let of_grouping = |grouping: &Grouping| {
-            let space = &self.prepare(spec, *grouping, context).priced.space;
-            WorkingBytes::least(space, context)
+    /// Working sets of a stage with all blocks of the model.
+    pub(crate) fn working_sets(
+        &self,
+        (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
+        context: &Context,
+    ) -> Vec<WorkingSet> {
+        let of_shape = |shape: usize| {
+            let spec = SegmentSpec::block(shape, boundary);
+            let of_grouping = |grouping: &Grouping| {
+                let space = &self.prepare(spec, *grouping, context).priced.space;
+                WorkingBytes::least(space, context)
+            };
+            let of_groupings: Option<Vec<WorkingBytes>> =
+                self.groupings(spec).iter().map(of_grouping).collect();
+            of_groupings?.into_iter().reduce(WorkingBytes::min)
         };
-        let of_groupings: Option<Vec<WorkingBytes>> =
-            self.groupings(spec).iter().map(of_grouping).collect();
-        let least = of_groupings.and_then(|all| all.into_iter().reduce(WorkingBytes::min));
+        let of_shapes: Option<Vec<WorkingBytes>> = (0..self.shape_count()).map(of_shape).collect();
+        let least = of_shapes.and_then(|all| all.into_iter().reduce(WorkingBytes::min));
         let blocks = self.layer_shapes().len() as u64;
-        least.map_or(vec![], |least| least.of_stage(context, blocks))
+        let head = SegmentSpec::embedding_or_head(SegmentKind::Head, boundary, tied_weight);
+        let of_grouping = |grouping: &Grouping| {
+            let space = &self.prepare(head, *grouping, context).priced.space;
+            WorkingBytes::least_of_head(space, context)
+        };
+        let of_head = self.groupings(head).iter().map(of_grouping).min().unwrap_or_default();
+        if std::env::var("MIX").is_ok() {
+            eprintln!(
+                "of_head {of_head:?} {least:?} {:?}",
+                least.map(|l| l.of_stage(context, blocks, of_head))
+            );
+        }
+        least.map_or(vec![], |least| least.of_stage(context, blocks, of_head))
     }
 
     fn step_phase_bounds(&self, spec: SegmentSpec, context: &Context) -> StepPhaseBounds {
