@@ -75,7 +75,8 @@ pub(crate) fn op_kept_bytes(space: &SegmentSpace, id: OpId, option: &OpOption) -
 }
 
 /// The bytes of a value's copies that are kept for the backward pass. A latent that crosses between two blocks is one
-/// buffer that both may keep: each block counts half, so that the sum never exceeds the buffer.
+/// buffer that both may keep: the block that computes it counts three quarters and the next one a quarter, so that the sum never
+/// exceeds the buffer. Often the former alone keeps it: unless it is needed for recomputation, a crossing that adds does not read it.
 pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
     let value = space.segment.value(id);
     let copies = flow.copies();
@@ -83,9 +84,14 @@ pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) ->
     for (layout, save) in copies.iter().zip(&flow.saves) {
         if *save == Save::Kept {
             let copy = activation_bytes(value.width(), *layout, &space.context);
-            let shared = space.segment.boundary_index(id).is_some_and(|carried| carried > 0)
-                && *layout == space.boundary.latents.forward;
-            bytes += if shared { Bytes(copy.0 / 2) } else { copy };
+            let shared = *layout == space.boundary.latents.forward;
+            let quarters = |index: Option<usize>, quarters: u64| {
+                index.filter(|carried| shared && *carried > 0).map(|_| quarters)
+            };
+            let counted = quarters(space.segment.input_index(id), 1)
+                .or(quarters(space.segment.output_index(id), 3))
+                .unwrap_or(4);
+            bytes += Bytes(copy.0 * counted / 4);
         }
     }
     if flow.saves[0] == Save::Kept {

@@ -172,12 +172,12 @@ impl Segment {
     }
 
     /// Index of an input among the boundary tensors: 0 for the hidden state.
-    pub(crate) fn input_index(&self, value: ValueId) -> Option<usize> {
+    pub fn input_index(&self, value: ValueId) -> Option<usize> {
         self.inputs.iter().position(|input| *input == value)
     }
 
     /// Index of an output among the boundary tensors: 0 for the hidden state.
-    pub(crate) fn output_index(&self, value: ValueId) -> Option<usize> {
+    pub fn output_index(&self, value: ValueId) -> Option<usize> {
         self.outputs.iter().position(|output| *output == value)
     }
 
