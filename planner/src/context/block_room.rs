@@ -33,7 +33,9 @@ impl ContextSolver<'_> {
         let Ok(budgets) = self.block_budgets(context, embedding_and_head, &[Bytes(0)]) else {
             return vec![];
         };
-        let besides_head = budgets[0] + embedding_and_head.kept_by_head(context);
+        // Without a limit, the sum of both exceeds the range of bytes.
+        let all = budgets[0].as_f64();
+        let besides_head = all + embedding_and_head.kept_by_head(context).as_f64();
         let parameters = match segments.shape_count() {
             1 => segments.block_parameters(),
             _ => segments.block_parameters_min(),
@@ -41,12 +43,11 @@ impl ContextSolver<'_> {
         let resident = evenly_split_bytes(parameters, context);
         let of_set = |WorkingSet { last_blocks, bytes }| {
             let used = resident * last_blocks + bytes;
-            BlockRoom { last_blocks, bytes: besides_head.as_f64() - used.as_f64() }
+            BlockRoom { last_blocks, bytes: besides_head - used.as_f64() }
         };
         let layouts = (embedding_and_head.boundary, embedding_and_head.tied_weight);
         let sets = segments.working_sets(layouts, context).into_iter();
-        let all = BlockRoom { last_blocks: 0, bytes: budgets[0].as_f64() };
-        sets.map(of_set).chain([all]).collect()
+        sets.map(of_set).chain([BlockRoom { last_blocks: 0, bytes: all }]).collect()
     }
 }
 

@@ -82,6 +82,7 @@ fn moved(mut weights: [usize; 2], axis: usize, is_up: bool) -> Option<[usize; 2]
 #[cfg(test)]
 mod tests {
     use narrows_cost_model::{Prices, instruction_spans};
+    use narrows_plan::Seconds;
     use narrows_plan::program::{Instr, Phase};
 
     use crate::context_space::contexts;
