@@ -1,9 +1,10 @@
-//! Lower bounds on the steps of one stage whose collectives over the data axis take longer than the passes that they overlap with.
+//! Lower bounds on the steps of one stage, whose collectives over the data axis may take longer than the passes that they overlap with.
 //!
 //! Each case of a [step](super::collective_step) is the least of a sum over the decisions of all segments. Where the blocks of such
-//! decisions have more bytes than fit, a multiplier λ of bytes gives a bound: the least of the sum with λ times the bytes, less λ times
-//! those that fit. As a function of λ it is concave, and the bytes are its slope: the best λ is sought where the lines at too few
-//! and at too many bytes meet.
+//! decisions have more bytes than their [room](super::block_room), a multiplier λ of bytes gives a bound: the least of the sum with
+//! λ times the bytes, less λ times those that fit. As a function of λ it is concave, and the bytes are its slope: the best λ is sought
+//! where the lines at too few and at too many bytes meet. Within memory, steps without such collectives are a case too: the division of
+//! the blocks knows no working sets.
 
 use narrows_plan::Context;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
@@ -61,7 +62,7 @@ impl<'a> CollectiveBounds<'a> {
         self.cases.first().map_or(0.0, |(bound, _)| *bound)
     }
 
-    /// The same where the blocks have at most `budget` bytes. Bounds of `incumbent` or more are not raised further, and those that
+    /// The same within these rooms of the blocks, steps without such collectives included. Bounds of `incumbent` or more are not raised further, and those that
     /// cannot exceed `known`, another bound on the same plans, are not sought.
     pub(super) fn largest_within(&self, rooms: &[BlockRoom], [known, incumbent]: [f64; 2]) -> f64 {
         let mut largest = self.largest();

@@ -85,7 +85,7 @@ enum Place {
 
 impl Place {
     /// Number of blocks after the last ones, which have a place of their own.
-    fn from_end(self) -> Option<u64> {
+    fn blocks_after(self) -> Option<u64> {
         match self {
             Place::LastBlock => Some(0),
             Place::SecondToLastBlock => Some(1),
@@ -269,7 +269,7 @@ impl<'a> CollectiveStep<'a> {
 
     /// Whether a bound can leave out the bytes of so many last blocks.
     pub(super) fn can_leave_out(&self, last_blocks: u64) -> bool {
-        let places = self.parts.iter().filter(|(_, place, _)| place.from_end().is_some());
+        let places = self.parts.iter().filter(|(_, place, _)| place.blocks_after().is_some());
         last_blocks as usize <= places.count()
     }
 
@@ -285,7 +285,7 @@ impl<'a> CollectiveStep<'a> {
             // Memory is that of the blocks.
             let counts = |last_blocks: u64| {
                 spec.kind == SegmentKind::Block
-                    && place.from_end().is_none_or(|from_end| from_end >= last_blocks)
+                    && place.blocks_after().is_none_or(|after| after >= last_blocks)
             };
             let multiplier = memory.filter(|(_, last)| counts(*last)).map(|(of, _)| of);
             let of_part = self.least(*spec, self.weights(*place, longer), multiplier)?;
