@@ -62,8 +62,8 @@ impl<'a> CollectiveBounds<'a> {
         self.cases.first().map_or(0.0, |(bound, _)| *bound)
     }
 
-    /// The same within these rooms of the blocks, steps without such collectives included. Bounds of `incumbent` or more are not raised further, and those that
-    /// cannot exceed `known`, another bound on the same plans, are not sought.
+    /// The same within these rooms of the blocks, steps without such collectives included. Bounds of `incumbent` or more are not
+    /// raised further, and those that cannot exceed `known`, another bound on the same plans, are not sought.
     pub(super) fn largest_within(&self, rooms: &[BlockRoom], [known, incumbent]: [f64; 2]) -> f64 {
         let mut largest = self.largest();
         let never = (0.0, [Longer::Never; 2]);
