@@ -43,9 +43,7 @@ impl Request {
                     let Model { heads, kv_heads, .. } = self.model;
                     !is_legal(&Exchange) || mesh.context * kv_heads < heads + kv_heads
                 }
-                (None, Ring) => {
-                    self.searches_ring_attention && self.profile.file().overlap.is_some()
-                }
+                (None, Ring) => self.profile.file().overlap.is_some(),
             };
         let candidates = ContextAttention::ALL.into_iter();
         candidates.filter(|attention| is_candidate(attention) && is_legal(attention)).collect()

@@ -45,8 +45,6 @@ pub struct Request {
     pub context: Option<u64>,
     /// The collectives around attention on a context axis.
     pub context_attention: Option<ContextAttention>,
-    /// Whether ring attention is searched where `context_attention` fixes no form.
-    pub searches_ring_attention: bool,
     /// Format in which gradients are reduced over the replicas. It changes the gradients that are computed, so it is
     /// not searched.
     pub grad_reduce_dtype: GradReduceDtype,
@@ -213,7 +211,6 @@ impl Request {
             data: None,
             context: None,
             context_attention: None,
-            searches_ring_attention: true,
             grad_reduce_dtype: GradReduceDtype::Fp32,
             zero: None,
             shard_size: None,

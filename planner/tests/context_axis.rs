@@ -35,8 +35,6 @@ fn a_context_axis_divides_positions_and_heads() {
     assert_eq!(sizes(ContextAttention::Gather), [3, 6, 12, 24]);
     // Keys and values rotate wherever transfers overlap with attention.
     assert_eq!(sizes(ContextAttention::Ring), [2, 3, 4, 6, 8, 12, 24]);
-    let without = contexts(&Request { searches_ring_attention: false, ..request.clone() });
-    assert!(without.iter().all(|context| context.context_attention != ContextAttention::Ring));
     let short = Request { sequence_length: 4096, ..request };
     assert!(contexts(&short).iter().all(|context| context.mesh.context == 1));
     let fixed = Request { context: Some(4), ..short };

@@ -80,7 +80,6 @@ impl PlanFile {
             data: Some(plan.mesh.data),
             context: Some(plan.mesh.context),
             context_attention: Some(plan.context_attention),
-            searches_ring_attention: true,
             // The precision is the plan's, which resolving it compares with the format of reductions.
             grad_reduce_dtype: GradReduceDtype::Fp32,
             zero: Some(plan.zero),

@@ -245,7 +245,6 @@ impl RequestArgs {
             data: self.data_parallel,
             context: self.context,
             context_attention: self.context_attention.and_then(ContextAttentionArg::attention),
-            searches_ring_attention: true,
             grad_reduce_dtype: self.grad_reduce_dtype.map(Into::into).unwrap_or_default(),
             zero: self.zero.and_then(ZeroArg::stage),
             shard_size: self.shard_size,

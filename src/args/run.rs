@@ -200,10 +200,7 @@ impl RunArgs {
                     RunTask::Count(_) => RequestDefaults::RUN,
                     RunTask::Train(training) => request_defaults(training),
                 };
-                // No CUDA kernel passes keys around a ring.
-                let mut request = request.resolve(&defaults)?;
-                request.searches_ring_attention = self.backend != BackendArg::Cuda;
-                PlanSelection::Search(Box::new(request))
+                PlanSelection::Search(Box::new(request.resolve(&defaults)?))
             }
         };
         let hardware_is_explicit = self.request.model.hardware.is_some();
