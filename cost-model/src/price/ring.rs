@@ -1,7 +1,7 @@
 //! The price of ring attention.
 //!
 //! ```text
-//! time = Σ over steps (attention + merging + what the shift adds)
+//! time = Σ over steps (attention + merging + copies and additions without a shift + what the shift adds)
 //! ```
 //! A shift overlaps with the kernels beside it, with the slowdown of both, and adds its whole time at most: also on
 //! hardware without overlap. Attention is that of causal sequences as long as the positions of a device, which have as many scores as a

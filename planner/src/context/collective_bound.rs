@@ -71,7 +71,9 @@ impl<'a> CollectiveBounds<'a> {
             self.cases.iter().take(LIMITED_CASES).chain([&never]).map(move |of| (step, of))
         });
         for (step, (_, longer)) in cases {
-            for room in rooms.iter().filter(|room| step.can_leave_out(room.last_blocks)) {
+            for room in
+                rooms.iter().filter(|room| room.bytes > 0.0 && step.can_leave_out(room.last_blocks))
+            {
                 if largest >= incumbent {
                     return largest;
                 }
@@ -115,17 +117,6 @@ fn within_room(
         let bound = cost - multiplier * budget;
         Some(BudgetLine { multiplier, bound, beyond_budget: bytes - budget })
     };
-    if std::env::var("MIX").is_ok() {
-        for m in [1e-15, 1e-14, 1e-13, 3e-13, 6e-13, 9e-13, 1.2e-12, 1.6e-12, 1.8e-12, 2e-12] {
-            let t = line(m)?;
-            eprintln!(
-                "probe {longer:?} k{last_blocks} {budget} λ {:.4} time {:.4} bytes {:.4}",
-                m * 1e12,
-                1e3 * (t.bound - m * t.beyond_budget),
-                (t.beyond_budget + budget) / 1e9
-            );
-        }
-    }
     let mut too_many = line(0.0)?;
     let mut largest = too_many.bound;
     // The decisions fit.
@@ -137,15 +128,6 @@ fn within_room(
     let mut too_few: Option<BudgetLine> = None;
     for _ in 0..MULTIPLIERS_MAX {
         let tried = line(multiplier)?;
-        if std::env::var("MIX").is_ok() {
-            eprintln!(
-                "{longer:?} k{last_blocks} λ {:.4} ms/GB bound {:.3} beyond {:.3} GB budget {:.3} GB",
-                1e12 * multiplier,
-                1e3 * tried.bound,
-                tried.beyond_budget / 1e9,
-                budget / 1e9
-            );
-        }
         largest = largest.max(tried.bound);
         if largest >= incumbent {
             break;

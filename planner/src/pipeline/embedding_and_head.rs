@@ -132,6 +132,12 @@ impl EmbeddingAndHead {
         self.head.bytes.kept * head_in_flight(context).kept
     }
 
+    /// Least bytes of weights and optimizer states of a head with these layouts.
+    pub(crate) fn head_resident_min(&self, segments: &SegmentSolver, context: &Context) -> Bytes {
+        let smallest = self.vertices(segments, context, SegmentKind::Head, InFlight::default());
+        smallest.last().map_or(Bytes(0), |head| head.bytes.resident)
+    }
+
     /// The smallest embedding with the head that is smallest while the blocks keep most, and with that which is smallest during
     /// their passes.
     pub(crate) fn smallest(

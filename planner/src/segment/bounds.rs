@@ -161,12 +161,6 @@ impl SegmentSolver<'_> {
             WorkingBytes::least_of_head(space, context)
         };
         let of_head = self.groupings(head).iter().map(of_grouping).min().unwrap_or_default();
-        if std::env::var("MIX").is_ok() {
-            eprintln!(
-                "of_head {of_head:?} {least:?} {:?}",
-                least.map(|l| l.of_stage(context, blocks, of_head))
-            );
-        }
         least.map_or(vec![], |least| least.of_stage(context, blocks, of_head))
     }
 

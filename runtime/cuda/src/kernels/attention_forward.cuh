@@ -1,5 +1,5 @@
 // Flash attention forward on tensor cores: 128 queries per block, 32 per warp, over tiles of 64 keys. Where queries come
-// after all keys, these are whole tiles.
+// after all keys, the keys are whole tiles.
 //
 // Keys and values have one tile each in shared memory. Values are copied while scores are computed, and the
 // next keys while probabilities are multiplied with the values. A warp has 32 rows instead of 16, so that

@@ -369,7 +369,7 @@ fn rings_match_attention_over_whole_sequences() {
             let head_dim = [64, 128, 18, 48][at % 4];
             at += 1;
             let ring = RingProblem {
-                sequences: 1 + u64::from(chunk < 64),
+                sequences: 1 + u64::from(chunk < 64 || places == 2),
                 is_grouped: at % 3 > 0,
                 ..problem(places, chunk, head_dim, dtype)
             };
