@@ -80,18 +80,18 @@ pub(crate) fn op_kept_bytes(space: &SegmentSpace, id: OpId, option: &OpOption) -
 pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
     let value = space.segment.value(id);
     let copies = flow.copies();
+    // The hidden state has the index 0.
+    let quarters = match (space.segment.input_index(id), space.segment.output_index(id)) {
+        (Some(1..), _) => 1,
+        (_, Some(1..)) => 3,
+        _ => 4,
+    };
     let mut bytes = Bytes(0);
     for (layout, save) in copies.iter().zip(&flow.saves) {
         if *save == Save::Kept {
             let copy = activation_bytes(value.width(), *layout, &space.context);
-            let shared = *layout == space.boundary.latents.forward;
-            let quarters = |index: Option<usize>, quarters: u64| {
-                index.filter(|carried| shared && *carried > 0).map(|_| quarters)
-            };
-            let counted = quarters(space.segment.input_index(id), 1)
-                .or(quarters(space.segment.output_index(id), 3))
-                .unwrap_or(4);
-            bytes += Bytes(copy.0 * counted / 4);
+            let is_shared = *layout == space.boundary.latents.forward;
+            bytes += Bytes(copy.0 * if is_shared { quarters } else { 4 } / 4);
         }
     }
     if flow.saves[0] == Save::Kept {

@@ -139,7 +139,6 @@ impl<'a> CollectiveStep<'a> {
             (head, Place::Head, 1.0),
             (last, Place::LastBlock, 1.0),
         ];
-        // A pass of two microbatches alternates between blocks at their border.
         let mut others = before;
         // It has the bounds of other blocks, but memory may leave it out.
         if let ([first @ .., second_to_last], true) = (before, before.len() > 2) {
@@ -147,6 +146,7 @@ impl<'a> CollectiveStep<'a> {
             parts.push((spec, Place::SecondToLastBlock, 1.0));
             others = first;
         }
+        // A pass of two microbatches alternates between blocks at their border.
         if let ([first, second, rest @ ..], 1) = (others, context.pass_microbatches()) {
             parts.push((SegmentSpec::block(*first, boundary), Place::FirstBlock, 1.0));
             parts.push((SegmentSpec::block(*second, boundary), Place::SecondBlock, 1.0));

@@ -9,6 +9,7 @@ use super::collective_bound::CollectiveBounds;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, PipelineOverheads};
+use crate::request::MemoryLimit;
 use crate::segment::SegmentSpec;
 
 /// A layout of embedding and head of which bounds hold for all of its solutions.
@@ -62,7 +63,7 @@ impl ContextSolver<'_> {
         layout: &RelaxedLayout,
         sought: [f64; 2],
     ) -> f64 {
-        if self.out_of_time() {
+        if self.request.memory_limit == MemoryLimit::None || self.out_of_time() {
             return 0.0;
         }
         let rooms = self.block_rooms(context, &layout.embedding_and_head);
