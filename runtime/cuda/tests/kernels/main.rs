@@ -30,4 +30,5 @@ mod reference_matmul;
 mod ring;
 mod rotary;
 mod shim;
+mod shim_collectives;
 mod shim_engine;

@@ -17,6 +17,7 @@ use narrows_runtime::session::PositionRuns;
 use super::case::{CaseMemory, KernelCase, Outcome, ring_launches};
 use super::formats::{random_values, rounded};
 use super::shim::ExecutionOrder;
+use super::shim_collectives::run_shift;
 
 /// A ring, and the layout of its operands.
 #[derive(Clone, Copy, Debug)]
@@ -259,16 +260,16 @@ impl RingProblem {
             for (((case, _), step), memory) in devices().zip(&mut memories) {
                 case.execute(&step.before, memory, order)?;
             }
-            let shifts: Option<Vec<&RingShift>> =
-                steps.iter().map(|step| step.shift.as_ref()).collect();
+            let shifts: Option<Vec<RingShift>> =
+                steps.iter().map(|step| step.shift.clone()).collect();
             if let Some(shifts) = shifts.as_ref().filter(|_| shifts_first) {
-                run_shift(shifts, &mut memories);
+                run_shift(shifts, arenas(&mut memories));
             }
             for (((case, _), step), memory) in devices().zip(&mut memories) {
                 case.execute(&step.beside, memory, order)?;
             }
             if let Some(shifts) = shifts.as_ref().filter(|_| !shifts_first) {
-                run_shift(shifts, &mut memories);
+                run_shift(shifts, arenas(&mut memories));
             }
             for (((case, _), step), memory) in devices().zip(&mut memories) {
                 case.execute(&step.after, memory, order)?;
@@ -287,22 +288,8 @@ impl RingProblem {
     }
 }
 
-/// Copies what every device sends to the next one.
-fn run_shift(shifts: &[&RingShift], memories: &mut [CaseMemory]) {
-    let indices = |range: &Range<u64>| range.start as usize..range.end as usize;
-    for port in 0..shifts[0].operands.len() {
-        let sent: Vec<Vec<u8>> = shifts
-            .iter()
-            .zip(memories.iter())
-            .map(|(shift, memory)| {
-                memory.arena.as_slice()[indices(&shift.operands[port].0)].to_vec()
-            })
-            .collect();
-        for (place, (shift, memory)) in shifts.iter().zip(memories.iter_mut()).enumerate() {
-            let from = &sent[(place + sent.len() - 1) % sent.len()];
-            memory.arena.as_mut_slice()[indices(&shift.operands[port].1)].copy_from_slice(from);
-        }
-    }
+fn arenas(memories: &mut [CaseMemory]) -> Vec<&mut [u8]> {
+    memories.iter_mut().map(|memory| memory.arena.as_mut_slice()).collect()
 }
 
 /// Relative difference of two matrices in the Frobenius norm.

@@ -13,7 +13,7 @@ use narrows_cuda::{
     SchedulePass, optimizer_coefficients, recommended_workspace, rotary_table,
 };
 use narrows_plan::model::Model;
-use narrows_plan::program::{Buffer, CollectiveFunction, Phase, Program, Reduction};
+use narrows_plan::program::{Buffer, Phase, Program};
 use narrows_plan::{CheckedProgram, DType, DeviceGroup};
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, StepRequest, TokenRows,
@@ -24,6 +24,7 @@ use super::case::{AlignedBytes, MULTIPROCESSORS};
 use super::formats::{decode, encode};
 use super::reference_matmul;
 use super::shim::{self, ExecutionOrder, ShimMemory};
+use super::shim_collectives::{collective_results, run_shift};
 
 struct ShimEngine {
     model_program: Arc<ModelProgram>,
@@ -200,22 +201,9 @@ impl ShimEngine {
         let Some(shifts) = shifts.filter(|all| all.iter().all(|shift| shift.group == group)) else {
             return false;
         };
-        for port in 0..shifts[0].operands.len() {
-            let sent: Vec<Vec<u8>> = members
-                .iter()
-                .zip(&shifts)
-                .map(|(member, shift)| {
-                    let (source, _) = &shift.operands[port];
-                    self.devices[*member].arena.as_slice()[indices(source)].to_vec()
-                })
-                .collect();
-            for (place, (member, shift)) in members.iter().zip(&shifts).enumerate() {
-                let (_, target) = &shift.operands[port];
-                let arrived = &sent[(place + members.len() - 1) % members.len()];
-                self.devices[*member].arena.as_mut_slice()[indices(target)]
-                    .copy_from_slice(arrived);
-            }
-        }
+        let arenas = self.devices.iter_mut().enumerate();
+        let arenas = arenas.filter(|(device, _)| members.contains(device));
+        run_shift(&shifts, arenas.map(|(_, device)| device.arena.as_mut_slice()).collect());
         for member in members {
             self.devices[member].position.node += 1;
         }
@@ -259,51 +247,6 @@ impl ShimEngine {
 
 fn indices(range: &Range<u64>) -> Range<usize> {
     range.start as usize..range.end as usize
-}
-
-/// Results of a collective on its members. Sums are in f32 and rounded once. In place, each member's part lies at its
-/// place in the whole.
-fn collective_results(
-    collective: &NcclCollective,
-    sources: &[Vec<f32>],
-    in_place: bool,
-) -> Vec<Vec<f32>> {
-    let members = sources.len();
-    let part = sources[0].len() / members;
-    let local = |rank: usize| rank * part..(rank + 1) * part;
-    let reduced = |combine: fn(f32, f32) -> f32| {
-        let mut reduced = sources[0].clone();
-        for source in &sources[1..] {
-            reduced.iter_mut().zip(source).for_each(|(to, x)| *to = combine(*to, *x));
-        }
-        reduced
-    };
-    let for_each_rank = |result: &dyn Fn(usize) -> Vec<f32>| (0..members).map(result).collect();
-    match collective.function {
-        CollectiveFunction::AllReduce(Reduction::Sum) => vec![reduced(|a, b| a + b); members],
-        CollectiveFunction::AllReduce(Reduction::Maximum) => vec![reduced(f32::max); members],
-        CollectiveFunction::ReduceScatter => {
-            let sum = reduced(|a, b| a + b);
-            for_each_rank(&|rank| {
-                if !in_place {
-                    return sum[local(rank)].to_vec();
-                }
-                let mut result = sources[rank].clone();
-                result[local(rank)].copy_from_slice(&sum[local(rank)]);
-                result
-            })
-        }
-        CollectiveFunction::AllGather if in_place => {
-            let parts = sources.iter().enumerate();
-            let whole: Vec<f32> =
-                parts.flat_map(|(rank, source)| source[local(rank)].to_vec()).collect();
-            vec![whole; members]
-        }
-        CollectiveFunction::AllGather => vec![sources.concat(); members],
-        CollectiveFunction::AllToAll => for_each_rank(&|rank| {
-            sources.iter().flat_map(|source| source[local(rank)].to_vec()).collect()
-        }),
-    }
 }
 
 /// Size of the scratch memory that launches access.
