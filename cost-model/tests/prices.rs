@@ -362,14 +362,7 @@ fn rings_are_priced_step_by_step() {
             let shift_s = |bytes| time_s(Kernel::Collective(shift(bytes)));
             // A kernel that reads and writes so many bytes for each element.
             let fused_s = |elements: u64, bytes_per_element: u64| {
-                let traffic = Bytes(bytes_per_element * elements);
-                time_s(Kernel::Fused(FusedKernel {
-                    kind: FusedKind::Add,
-                    traffic,
-                    unfused_traffic: traffic,
-                    unfused_launches: 1,
-                    parameters: 1,
-                }))
+                time_s(Kernel::Fused(FusedKernel::memory_pass(Bytes(bytes_per_element * elements))))
             };
             // Sums of 4 bytes are read and written, results of 2 bytes read.
             let merge_s = fused_s(

@@ -174,6 +174,19 @@ pub struct FusedKernel {
     pub parameters: u64,
 }
 
+impl FusedKernel {
+    /// One pass over memory with so many bytes read and written, fused or not.
+    pub fn memory_pass(traffic: Bytes) -> FusedKernel {
+        FusedKernel {
+            kind: FusedKind::Add,
+            traffic,
+            unfused_traffic: traffic,
+            unfused_launches: 1,
+            parameters: 1,
+        }
+    }
+}
+
 /// The kind of a [`FusedKernel`]; the breakdown of a prediction groups by it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,

@@ -11,10 +11,11 @@
 //! their log-sum-exp. In the backward pass the gradients of keys and values follow them in fp32, one step behind: each
 //! device adds its contribution to those that arrive, and after C shifts they are at home.
 
+use std::cmp::Ordering;
+use std::ops::Range;
+
 use crate::extent::Extent;
-use crate::kernel::{
-    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Kernel,
-};
+use crate::kernel::{Attention, Collective, CollectiveKind, Direction, FusedKernel, Kernel};
 use crate::mesh::DeviceGroup;
 use crate::{Bytes, DType};
 
@@ -23,6 +24,34 @@ pub const RING_KEY_PARTS: u64 = 2;
 
 /// Gradients of parts in flight: sums that are sent, and sums that arrive.
 pub const RING_GRADIENT_PARTS: u64 = 2;
+
+/// Operands of scratch memory that ring attention writes besides its results: those of [`RingScratch`].
+pub const RING_SCRATCH_OPERANDS: usize = 2;
+
+/// Rows of a sequence on a device whose scores the mask leaves in a step of a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingStepRows {
+    /// Rows of the device's queries.
+    pub queries: Range<u64>,
+    /// Rows of the keys that have arrived: the first ones.
+    pub keys: u64,
+    /// Position of the first of these queries, counted from the first key.
+    pub first_query: u64,
+}
+
+impl RingStepRows {
+    /// The rows in a step of the device at a place of this many, with so many positions of each sequence.
+    pub fn new(step: u64, (place, places): (u64, u64), positions: u64) -> RingStepRows {
+        let chunk = positions / 2;
+        let owner = (place + places - step) % places;
+        let (queries, keys, first_query) = match owner.cmp(&place) {
+            Ordering::Equal => (0..positions, positions, 0),
+            Ordering::Less => (0..positions, chunk, chunk),
+            Ordering::Greater => (chunk..positions, positions, positions),
+        };
+        RingStepRows { queries, keys, first_query }
+    }
+}
 
 /// Steps of a ring with the same kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,13 +124,7 @@ impl Attention {
         // A kernel that reads or writes so many columns in each of these formats.
         let kernel = |columns: u64, dtypes: &[DType]| {
             let traffic = dtypes.iter().map(|dtype| dtype.bytes(rows * columns)).sum();
-            Kernel::Fused(FusedKernel {
-                kind: FusedKind::Add,
-                traffic,
-                unfused_traffic: traffic,
-                unfused_launches: 1,
-                parameters: 1,
-            })
+            Kernel::Fused(FusedKernel::memory_pass(traffic))
         };
         let keys = self.key_columns();
         let outputs = self.heads * self.head_dim;
@@ -154,6 +177,25 @@ mod tests {
     fn scores(size: u64, a: u64, b: u64) -> u64 {
         let queries = a * size..(a + 1) * size;
         queries.map(|query| (query + 1).clamp(b * size, (b + 1) * size) - b * size).sum()
+    }
+
+    /// The rows of a step are those with a score, and have no others but the triangle of a device's own keys.
+    #[test]
+    fn rows_of_a_step_have_all_scores_that_the_mask_leaves() {
+        for (places, size) in [(2, 1), (2, 3), (3, 4), (5, 2), (8, 3)] {
+            for (place, step) in (0..places).flat_map(|place| (0..places).map(move |t| (place, t)))
+            {
+                let rows = RingStepRows::new(step, (place, places), 2 * size);
+                let queries = rows.queries.end - rows.queries.start;
+                let visible = |query: u64| (rows.first_query + query + 1).min(rows.keys);
+                let counted: u64 = (0..queries).map(visible).sum();
+                let owner = (place + places - step) % places;
+                let chunks = |place: u64| [place, 2 * places - 1 - place];
+                let pairs = chunks(place).into_iter();
+                let pairs = pairs.flat_map(|a| chunks(owner).map(|b| scores(size, a, b)));
+                assert_eq!(counted, pairs.sum::<u64>(), "{places}, {place}, {step}");
+            }
+        }
     }
 
     #[test]

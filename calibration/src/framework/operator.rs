@@ -1,6 +1,6 @@
 //! Operators that the host launches, as kernels on one device.
 
-use narrows_plan::kernel::{Collective, FusedKernel, FusedKind, Gemm, Kernel};
+use narrows_plan::kernel::{Collective, FusedKernel, Gemm, Kernel};
 use narrows_plan::{Bytes, DType};
 
 /// An operator of a segment.
@@ -40,14 +40,7 @@ pub(super) fn accumulating(gemm: Gemm) -> Gemm {
 
 /// A pass over memory.
 pub(super) fn memory_pass(bytes: u64) -> Kernel {
-    let traffic = Bytes(bytes);
-    Kernel::Fused(FusedKernel {
-        kind: FusedKind::Add,
-        traffic,
-        unfused_traffic: traffic,
-        unfused_launches: 1,
-        parameters: 1,
-    })
+    Kernel::Fused(FusedKernel::memory_pass(Bytes(bytes)))
 }
 
 /// Both lists in order, with the passes spread evenly between the other operators.

@@ -268,18 +268,10 @@ mod tests {
     use crate::fit::{CpuMachine, fit_cpu_profile};
     use narrows_cost_model::profile::MeasuredPoint;
     use narrows_plan::Bytes;
-    use narrows_plan::kernel::{FusedKernel, FusedKind};
+    use narrows_plan::kernel::FusedKernel;
 
     fn kernel() -> Kernel {
-        let traffic = Bytes(1 << 20);
-        let kind = FusedKind::Add;
-        Kernel::Fused(FusedKernel {
-            kind,
-            traffic,
-            unfused_traffic: traffic,
-            unfused_launches: 1,
-            parameters: 1,
-        })
+        Kernel::Fused(FusedKernel::memory_pass(Bytes(1 << 20)))
     }
 
     fn plan(task: &str, measured: f64, predicted: f64) -> ClosedLoopPlan {

@@ -10,7 +10,7 @@
 use crate::context::Context;
 use crate::extent::Extent;
 use crate::kernel::{Attention, Direction};
-use crate::ring::RingScratch;
+use crate::ring::{RING_SCRATCH_OPERANDS, RingScratch};
 use crate::{Axis, DType, Dim};
 
 use super::error::{CheckResult, ensure};
@@ -39,7 +39,8 @@ pub(super) fn transfer(
         format!("has a window that hides no key of {} tokens, or all", attention.length)
     })?;
     check_ring(operands.checker.context, attention)?;
-    let scratch_count = if attention.rotation().is_some() { 2 } else { 0 };
+    let rotates = attention.rotation().is_some();
+    let scratch_count = if rotates { RING_SCRATCH_OPERANDS } else { 0 };
     let mut writes = match attention.direction {
         Direction::Forward => {
             let inputs = operands.reads.len();

@@ -3,10 +3,10 @@
 //! Scratch memory of the instruction is two operands of the arena, as [`narrows_plan::ring::RingScratch`] describes them. A part
 //! is the keys and values of a device, or their gradients, side by side: `[rows, 2·kv_heads·w]`.
 
-use std::cmp::Ordering;
 use std::ops::Range;
 
 use narrows_plan::kernel::{Attention, Collective, CollectiveKind, Direction};
+use narrows_plan::ring::{RING_SCRATCH_OPERANDS, RingStepRows};
 use narrows_plan::{Axis, Bytes, DeviceGroup};
 use narrows_runtime::process_group::Communicator;
 use narrows_runtime::session::PositionRuns;
@@ -22,9 +22,6 @@ use crate::kernels::{
     attention_backward, attention_forward, merge_outputs,
 };
 
-/// Operands written besides results: parts and results of a step, and sums.
-const SCRATCH_OPERANDS: usize = 2;
-
 pub(super) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
@@ -32,7 +29,7 @@ pub(super) fn run(
     group: DeviceGroup,
 ) -> Result<(), StopReason> {
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
-    let results = writes.len() - SCRATCH_OPERANDS;
+    let results = writes.len() - RING_SCRATCH_OPERANDS;
     let is_backward = attention.direction == Direction::Backward;
     let inputs = if is_backward { results } else { reads.len() };
     let columns = head_columns(device, &reads[..inputs], attention);
@@ -136,15 +133,14 @@ impl Shifts<'_> {
 impl Ring<'_> {
     /// Rows of each sequence whose scores the mask leaves in a step.
     fn step_rows(&self, step: usize) -> StepRows {
-        let tokens = self.shape.queries.count;
-        let chunk = tokens / 2;
-        let owner = (self.place + self.places - step) % self.places;
-        match owner.cmp(&self.place) {
-            Ordering::Equal => StepRows { queries: 0..tokens, keys: 0..tokens, first_query: 0 },
-            Ordering::Less => StepRows { queries: 0..tokens, keys: 0..chunk, first_query: chunk },
-            Ordering::Greater => {
-                StepRows { queries: chunk..tokens, keys: 0..tokens, first_query: tokens }
-            }
+        let [step, place, places, tokens] =
+            [step, self.place, self.places, self.shape.queries.count].map(|size| size as u64);
+        let RingStepRows { queries, keys, first_query } =
+            RingStepRows::new(step, (place, places), tokens);
+        StepRows {
+            queries: queries.start as usize..queries.end as usize,
+            keys: 0..keys as usize,
+            first_query: first_query as usize,
         }
     }
 

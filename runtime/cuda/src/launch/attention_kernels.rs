@@ -157,7 +157,7 @@ impl<'a> AttentionKernels<'a> {
         arguments.push(self.scale());
         let tiles = run.count().div_ceil(self.tiles.forward_queries);
         let [shared_bytes, ..] = self.tiles.shared_bytes;
-        self.launch(self.kernel(""), arguments, (tiles, op.heads), shared_bytes)
+        tile_launch(self.kernel(""), arguments, [tiles, op.heads, self.sequences], shared_bytes)
     }
 
     /// Statistics of all queries for the backward pass, `[sequences, heads, padded, 2]` in f32.
@@ -171,10 +171,8 @@ impl<'a> AttentionKernels<'a> {
         let sizes = [op.queries(), op.heads, op.head_dim, out.stride, padded];
         arguments.extend(u32_arguments(&sizes)?);
         let of_block = STATISTICS_THREADS / self.tiles.row_threads;
-        let over = (padded.div_ceil(of_block), op.heads);
-        let launch = self.launch(self.kernel("sums_"), arguments, over, 0)?;
-        let [x, y, _] = launch.grid;
-        let launch = launch.grid([x, y, to_u32(op.sequences)?]);
+        let over = [padded.div_ceil(of_block), op.heads, op.sequences];
+        let launch = tile_launch(self.kernel("sums_"), arguments, over, 0)?;
         Ok(launch.block([to_u32(STATISTICS_THREADS)?, 1, 1]))
     }
 
@@ -196,7 +194,7 @@ impl<'a> AttentionKernels<'a> {
         arguments.push(self.scale());
         let tiles = run.count().div_ceil(self.tiles.backward_rows);
         let [_, shared_bytes, _] = self.tiles.shared_bytes;
-        self.launch(self.kernel("dq_"), arguments, (tiles, op.heads), shared_bytes)
+        tile_launch(self.kernel("dq_"), arguments, [tiles, op.heads, self.sequences], shared_bytes)
     }
 
     /// Gradients of so many keys and values of each sequence, which have the row strides of `k` and `v`.
@@ -219,22 +217,9 @@ impl<'a> AttentionKernels<'a> {
         arguments.extend(u32_arguments(&sizes)?);
         arguments.extend(u32_arguments(&[q, k, v, dout].map(|operand| operand.stride))?);
         arguments.push(self.scale());
-        let over = (keys.div_ceil(self.tiles.backward_rows), heads.count);
+        let over = [keys.div_ceil(self.tiles.backward_rows), heads.count, self.sequences];
         let [.., shared_bytes] = self.tiles.shared_bytes;
-        self.launch(self.kernel(&format!("{}_", self.tiles.dkv)), arguments, over, shared_bytes)
-    }
-
-    /// A launch over tiles of tokens, heads and sequences.
-    fn launch(
-        &self,
-        kernel: String,
-        arguments: Vec<Argument>,
-        (tiles, heads): (u64, u64),
-        shared_bytes: u64,
-    ) -> LaunchResult<Launch> {
-        let grid = [to_u32(tiles)?, to_u32(heads)?, to_u32(self.sequences)?];
-        let launch = Launch::new(KernelFamily::Attention, kernel, arguments).grid(grid);
-        Ok(launch.block([to_u32(TILE_THREADS)?, 1, 1]).shared(to_u32(shared_bytes)?))
+        tile_launch(self.kernel(&format!("{}_", self.tiles.dkv)), arguments, over, shared_bytes)
     }
 }
 
@@ -248,6 +233,18 @@ impl QueryRun {
         let Range { start, end } = self.positions;
         u32_arguments(&[self.keys, self.queries, start, end, start - self.first_row])
     }
+}
+
+/// A launch over tiles of tokens, heads and sequences.
+fn tile_launch(
+    kernel: String,
+    arguments: Vec<Argument>,
+    [tiles, heads, sequences]: [u64; 3],
+    shared_bytes: u64,
+) -> LaunchResult<Launch> {
+    let grid = [to_u32(tiles)?, to_u32(heads)?, to_u32(sequences)?];
+    let launch = Launch::new(KernelFamily::Attention, kernel, arguments).grid(grid);
+    Ok(launch.block([to_u32(TILE_THREADS)?, 1, 1]).shared(to_u32(shared_bytes)?))
 }
 
 /// Queries of a sequence, rounded up to whole tiles of the backward pass.

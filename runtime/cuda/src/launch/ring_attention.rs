@@ -8,10 +8,10 @@
 //! to the fp32 sums, the last from the sums to the output. Of the two chunks of queries, the earlier one has its last step
 //! where its device receives the keys of the first device. Gradients of queries are summed alike.
 
-use std::cmp::Ordering;
 use std::ops::Range;
 
 use narrows_plan::kernel::{Attention, Direction};
+use narrows_plan::ring::{RING_SCRATCH_OPERANDS, RingStepRows};
 use narrows_plan::{Axis, DType, DeviceGroup};
 use narrows_runtime::session::PositionRuns;
 
@@ -26,9 +26,6 @@ use super::grid::VectorFormat;
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, to_u32};
 use super::site::{InstrSite, Launch};
 use crate::kernel_source::KernelFamily;
-
-/// Operands written besides results: parts and results of a step, and sums.
-const SCRATCH_OPERANDS: usize = 2;
 
 /// Ring attention on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -92,14 +89,6 @@ struct Ring<'a> {
     tokens: u64,
 }
 
-/// The attention of a sequence in a step: rows of its queries and of its keys.
-struct StepRows {
-    queries: Range<u64>,
-    keys: u64,
-    /// Position of the first query, counted from the first key.
-    first_position: u64,
-}
-
 /// Matrices one after the other in an operand of the arena.
 struct Carver {
     operand: MatrixOperand,
@@ -133,16 +122,8 @@ impl Ring<'_> {
     }
 
     /// Rows whose scores the mask leaves in a step.
-    fn step_rows(&self, step: u64) -> StepRows {
-        let (tokens, chunk) = (self.tokens, self.tokens / 2);
-        let owner = (self.place + self.group.size - step) % self.group.size;
-        match owner.cmp(&self.place) {
-            Ordering::Equal => StepRows { queries: 0..tokens, keys: tokens, first_position: 0 },
-            Ordering::Less => StepRows { queries: 0..tokens, keys: chunk, first_position: chunk },
-            Ordering::Greater => {
-                StepRows { queries: chunk..tokens, keys: tokens, first_position: tokens }
-            }
-        }
+    fn step_rows(&self, step: u64) -> RingStepRows {
+        RingStepRows::new(step, (self.place, self.group.size), self.tokens)
     }
 
     /// The kernels for one sequence of a step. Windows are wider than any distance.
@@ -151,14 +132,14 @@ impl Ring<'_> {
     }
 
     /// Rows of the queries and of the keys of a sequence.
-    fn of_sequence(&self, sequence: u64, rows: &StepRows) -> [Range<u64>; 2] {
+    fn of_sequence(&self, sequence: u64, rows: &RingStepRows) -> [Range<u64>; 2] {
         let first = sequence * self.tokens;
         [first + rows.queries.start..first + rows.queries.end, first..first + rows.keys]
     }
 
-    fn query_run(&self, rows: &StepRows) -> QueryRun {
+    fn query_run(&self, rows: &RingStepRows) -> QueryRun {
         let queries = rows.queries.end - rows.queries.start;
-        let positions = rows.first_position..rows.first_position + queries;
+        let positions = rows.first_query..rows.first_query + queries;
         QueryRun { keys: rows.keys, queries, positions, first_row: 0 }
     }
 
@@ -182,14 +163,19 @@ impl Ring<'_> {
         (0..self.op.sequences).flat_map(of_sequence).collect()
     }
 
-    /// Matrices from which a merge reads sums and to which it writes them: the result itself before the first one and
-    /// after the last one.
-    fn merge_operands(
+    /// The merges of a step that follows the first: of each, its rows, and in these the matrices from which it reads sums and
+    /// results of the step, and to which it writes. Sums are in the result itself before the first merge and after the last one.
+    fn merges(
+        &self,
         step: u64,
-        is_last: bool,
-        [result, sums]: [MatrixOperand; 2],
-    ) -> [MatrixOperand; 2] {
-        [if step == 1 { result } else { sums }, if is_last { result } else { sums }]
+        [result, sums, of_step]: [MatrixOperand; 3],
+    ) -> impl Iterator<Item = (Range<u64>, [MatrixOperand; 3])> {
+        self.merged_rows(step).into_iter().map(move |(rows, is_last)| {
+            let from = if step == 1 { result } else { sums };
+            let to = if is_last { result } else { sums };
+            let operands = [from, of_step, to].map(|operand| select(operand, &rows));
+            (rows, operands)
+        })
     }
 
     fn shift(&self, pairs: &[[MatrixOperand; 2]]) -> RingShift {
@@ -226,8 +212,7 @@ impl Ring<'_> {
             let is_last = step + 1 == self.group.size;
             let mut ring_step = RingStep::default();
             if step == 0 {
-                ring_step.before =
-                    vec![add(None, Some(&k), &part_k)?, add(None, Some(&v), &part_v)?];
+                ring_step.before = pack([&k, &v], &current)?;
             }
             ring_step.shift = (!is_last).then(|| self.shift(&[[current, arriving]]));
             let step_rows = self.step_rows(step);
@@ -242,10 +227,7 @@ impl Ring<'_> {
                 ring_step.beside.push(kernels.forward([&q, &k, &v, &out, &lse], &run)?);
             }
             if step > 0 {
-                for (rows, is_last) in self.merged_rows(step) {
-                    let operands = Self::merge_operands(step, is_last, [out, summed]);
-                    let [from, to, step_out] =
-                        [operands[0], operands[1], step_out].map(|operand| select(operand, &rows));
+                for (rows, [from, step_out, to]) in self.merges(step, [out, summed, step_out]) {
                     let [lse, step_lse] = [lse, step_lse].map(|operand| select(operand, &rows));
                     ring_step.beside.push(self.merge([&from, &step_out, &to], [&lse, &step_lse])?);
                 }
@@ -261,7 +243,7 @@ impl Ring<'_> {
         let BackwardOperands { read, written, out, lse, out_gradient: dout } =
             backward_operands(site)?;
         let HeadOperands { q, k, v, .. } = read;
-        let gradients = site.scheduled.instr.writes.len().saturating_sub(SCRATCH_OPERANDS);
+        let gradients = site.scheduled.instr.writes.len().saturating_sub(RING_SCRATCH_OPERANDS);
         let mut parts = Carver::new(site.output(gradients)?);
         let mut sums = Carver::new(site.output(gradients + 1)?);
         expect_dtype(op.input, &[&parts.operand])?;
@@ -288,8 +270,7 @@ impl Ring<'_> {
             let mut ring_step = RingStep::default();
             let mut shifted = vec![];
             if step == 0 {
-                ring_step.before =
-                    vec![add(None, Some(&k), &part_k)?, add(None, Some(&v), &part_v)?];
+                ring_step.before = pack([&k, &v], &current)?;
                 ring_step.beside.push(kernels.statistics([&out, &dout, &lse, &statistics])?);
             }
             if !is_last {
@@ -325,10 +306,9 @@ impl Ring<'_> {
                 0 if is_f32 => {}
                 0 => ring_step.beside.push(add(None, Some(&contributions), &summed)?),
                 _ => {
-                    for (rows, is_last) in self.merged_rows(step) {
-                        let operands = Self::merge_operands(step, is_last, [written.q, summed_dq]);
-                        let [from, to, step_dq] = [operands[0], operands[1], step_dq]
-                            .map(|operand| select(operand, &rows));
+                    for (_, [from, step_dq, to]) in
+                        self.merges(step, [written.q, summed_dq, step_dq])
+                    {
                         ring_step.beside.push(add(Some(&from), Some(&step_dq), &to)?);
                     }
                     for rows in self.key_rows(&step_rows) {
@@ -375,7 +355,7 @@ impl Ring<'_> {
     }
 
     /// Rows of the keys of all sequences in a step, in as few ranges as possible.
-    fn key_rows(&self, rows: &StepRows) -> Vec<Range<u64>> {
+    fn key_rows(&self, rows: &RingStepRows) -> Vec<Range<u64>> {
         let (count, keys) = match rows.keys == self.tokens {
             true => (1, self.rows()),
             false => (self.op.sequences, rows.keys),
@@ -402,6 +382,12 @@ impl Ring<'_> {
         let kernel = kernel_name("merge", [step.dtype, sums.dtype, out.dtype], format.vector);
         Launch::new(KernelFamily::Ring, kernel, arguments).over_rows(out.rows, out.columns, format)
     }
+}
+
+/// Launches that copy keys and values to a part.
+fn pack([k, v]: [&MatrixOperand; 2], part: &MatrixOperand) -> LaunchResult<Vec<Launch>> {
+    let [part_k, part_v] = halves(part)?;
+    Ok(vec![add(None, Some(k), &part_k)?, add(None, Some(v), &part_v)?])
 }
 
 /// Keys and values of a part.
