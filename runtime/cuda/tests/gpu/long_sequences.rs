@@ -2,6 +2,7 @@
 //! tokens, where errors appear that the short sequences of the conformance tests hide. The CPU backend computes them in
 //! f32 from the same weights.
 
+use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
@@ -21,8 +22,9 @@ use super::training::{cache_folder, options, program, tokens};
 struct GradientLimits {
     /// Error of the loss.
     loss: f64,
-    /// Error of ⟨actual, expected⟩/⟨expected, expected⟩ against 1. Rounding errors cancel in it, so that it
-    /// detects a bias smaller than they are.
+    /// Error of ⟨actual, expected⟩/⟨expected, expected⟩ against 1, in the mean over the parameters of a kind. Rounding
+    /// errors cancel in it, so that it detects a bias smaller than they are; those of one factor of a narrow model in
+    /// bf16 reach 5e-3 with some algorithms of a GEMM, which are chosen by their times.
     scale: f64,
     /// ‖actual − expected‖/‖expected‖.
     distance: f64,
@@ -40,7 +42,7 @@ impl GradientLimits {
 /// A loss and its gradients.
 type Gradients = (f64, ModelTensors);
 
-/// The largest errors of scale and distance, or the first error beyond the limits.
+/// The largest errors of scale and distance, or the first error beyond a limit.
 fn compare(
     (loss, gradients): &Gradients,
     (expected_loss, expected): &Gradients,
@@ -50,7 +52,7 @@ fn compare(
     if error > limits.loss {
         return Err(format!("the loss is off by {error:.1e}"));
     }
-    let mut worst = [0.0_f64; 2];
+    let (mut worst, mut scales) = ([0.0_f64; 2], BTreeMap::<String, Vec<f64>>::new());
     for (id, expected) in expected {
         let actual = &gradients[id];
         assert_eq!(actual.len(), expected.len(), "{id}");
@@ -61,18 +63,31 @@ fn compare(
         if squares == 0.0 && differences == 0.0 {
             continue;
         }
-        let errors = [(products / squares - 1.0).abs(), (differences / squares).sqrt()];
-        for ((error, limit), what) in
-            errors.iter().zip([limits.scale, limits.distance]).zip(["scale", "distance"])
-        {
-            // A NaN is beyond every limit.
-            if error.is_nan() || *error > limit {
-                return Err(format!("{what} of the gradient of {id} is off by {error:.1e}"));
-            }
+        scales.entry(kind(id)).or_default().push(products / squares - 1.0);
+        let distance = (differences / squares).sqrt();
+        // A NaN is beyond every limit.
+        if distance.is_nan() || distance > limits.distance {
+            return Err(format!("the gradient of {id} is off by {distance:.1e} of its norm"));
         }
-        worst = [worst[0].max(errors[0]), worst[1].max(errors[1])];
+        worst[1] = worst[1].max(distance);
+    }
+    for (kind, scales) in scales {
+        let scale = (scales.iter().sum::<f64>() / scales.len() as f64).abs();
+        if scale.is_nan() || scale > limits.scale {
+            return Err(format!("the scale of the gradients of {kind} is off by {scale:.1e}"));
+        }
+        worst[0] = worst[0].max(scale);
     }
     Ok(worst)
+}
+
+/// The kind of a parameter, for means over blocks and over the two factors of a linear.
+fn kind(id: &ParameterId) -> String {
+    use WeightId::{Dense, FactorA, FactorB};
+    match id.weight {
+        Dense(linear) | FactorA(linear) | FactorB(linear) => format!("the linear {linear:?}"),
+        weight => format!("{weight:?}"),
+    }
 }
 
 fn plan(model: &Model, precision: Precision, sequence_length: u64) -> Plan {
