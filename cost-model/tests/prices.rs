@@ -328,6 +328,7 @@ fn windows_of_attention_are_priced_by_their_scores() {
 }
 
 /// Each step of a ring computes attention to one part, merges the result, and is at least as long as the shift beside it.
+/// Sequences have their own attention, and in a forward pass their own merges, in a backward pass their own additions.
 /// Keys move in all steps but the last, and their fp32 gradients from the second step on and once more at the end.
 #[test]
 fn rings_are_priced_step_by_step() {
@@ -337,12 +338,13 @@ fn rings_are_priced_step_by_step() {
         let prices = Prices::new(&profile, Executor::Captured, &mesh);
         let time_s = |kernel: Kernel| prices.kernel_time(&kernel).0;
         for direction in [Direction::Forward, Direction::Backward] {
-            let (tokens, heads, kv_heads, head_dim) = (2 * 4096, 16, 4, 128);
+            let (sequences, heads, kv_heads, head_dim) = (3, 16, 4, 128);
+            let tokens = sequences * 4096;
             let group = mesh.group(Axis::Context);
-            let attention = |size, length| {
+            let attention = |sequences, size, length| {
                 Kernel::Attention(Attention {
                     direction,
-                    sequences: 2,
+                    sequences,
                     length,
                     heads,
                     kv_heads,
@@ -360,23 +362,24 @@ fn rings_are_priced_step_by_step() {
                 Collective { kind, payload, group }
             };
             let shift_s = |bytes| time_s(Kernel::Collective(shift(bytes)));
-            // A kernel that reads and writes so many bytes for each element.
-            let fused_s = |elements: u64, bytes_per_element: u64| {
-                time_s(Kernel::Fused(FusedKernel::memory_pass(Bytes(bytes_per_element * elements))))
+            // So many kernels that together read and write so many bytes for each element.
+            let fused_s = |kernels: u64, elements: u64, bytes_per_element: u64| {
+                let traffic = Bytes(bytes_per_element * elements / kernels);
+                kernels as f64 * time_s(Kernel::Fused(FusedKernel::memory_pass(traffic)))
             };
             // Sums of 4 bytes are read and written, results of 2 bytes read.
-            let merge_s = fused_s(
-                match direction {
-                    Direction::Forward => tokens * heads * (head_dim + 1),
-                    Direction::Backward => tokens * heads * head_dim,
-                },
-                4 + 2 + 4,
-            );
-            let first_s = time_s(attention(1, 4096));
+            let merge_s = match direction {
+                Direction::Forward => {
+                    fused_s(sequences, tokens * heads * (head_dim + 1), 4 + 2 + 4)
+                }
+                Direction::Backward => fused_s(1, tokens * heads * head_dim, 4 + 2 + 4),
+            };
+            let first_s = sequences as f64 * time_s(attention(1, 1, 4096));
             let later_s = first_s + merge_s;
-            // Copies of keys, conversions of their gradients, and sums of these.
-            let (pack_s, convert_s, add_s) =
-                (fused_s(keys, 2 + 2), fused_s(keys, 2 + 4), fused_s(keys, 4 + 2 + 4));
+            // Copies of keys and of values, conversions of their gradients, and sums of these.
+            let (pack_s, convert_s) = (fused_s(2, keys, 2 + 2), fused_s(1, keys, 2 + 4));
+            let write_s = fused_s(2, keys, 2 + 4);
+            let add_s = fused_s(sequences, keys, 4 + 2 + 4);
             let step_s = |beside_s: f64, without_s: f64, shift_s: f64| {
                 let added_s = match prices.overlap_slowdown() {
                     Some(slowdown) => slowdown.exposed(Seconds(shift_s), Seconds(beside_s)).0,
@@ -396,10 +399,10 @@ fn rings_are_priced_step_by_step() {
                         + between * step_s(later_s, add_s, shift_s(2 + 4))
                         + step_s(later_s, add_s, shift_s(4))
                         + shift_s(4)
-                        + convert_s
+                        + write_s
                 }
             };
-            let time = time_s(attention(size, 4096 * size));
+            let time = time_s(attention(sequences, size, 4096 * size));
             assert!((time / expected - 1.0).abs() < 1e-12, "{name}, {size}: {time}, {expected}");
             assert!(time >= size as f64 * first_s, "{name}, {size}");
         }

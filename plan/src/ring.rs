@@ -58,13 +58,17 @@ impl RingStepRows {
 pub struct RingSteps {
     /// Number of steps.
     pub count: u64,
-    /// Kernels that run beside the shift: attention to the keys of a part, and what merges its results.
-    pub beside_shift: Vec<Kernel>,
-    /// Kernels that run while no shift does.
-    pub without_shift: Vec<Kernel>,
+    /// Kernels that run beside the shift, each with its number in a step: attention to the keys of a part, and what
+    /// merges its results.
+    pub beside_shift: Vec<CountedKernel>,
+    /// Kernels that run while no shift does, each with its number in a step.
+    pub without_shift: Vec<CountedKernel>,
     /// The shift.
     pub shift: Option<Collective>,
 }
+
+/// A kernel and how often it runs.
+type CountedKernel = (u64, Kernel);
 
 /// Scratch memory of ring attention: of each operand, its matrices one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +110,11 @@ impl Attention {
         })
     }
 
-    /// The steps of a ring in their order; `None` where no keys rotate.
+    /// The steps of a ring in their order, with the kernels of the device that has the most; `None` where no keys rotate.
+    ///
+    /// Every sequence has its own attention kernels. A step that sees one chunk of the queries merges their results
+    /// sequence by sequence, and one that sees one chunk of the keys adds their gradients so; each is a single kernel
+    /// otherwise. In a forward pass the first device has the most kernels, in a backward pass the last one.
     pub fn ring_steps(&self) -> Option<Vec<RingSteps>> {
         let group = self.rotation()?;
         let rows = self.sequences * self.queries();
@@ -116,46 +124,55 @@ impl Attention {
         };
         let (input, sum) = (self.input, DType::F32);
         let attention = Kernel::Attention(Attention {
+            sequences: 1,
             length: self.queries(),
             query_parts: 1,
             ring: Some(DeviceGroup { size: 1, ..group }),
             ..self.clone()
         });
-        // A kernel that reads or writes so many columns in each of these formats.
-        let kernel = |columns: u64, dtypes: &[DType]| {
+        let attention = (self.sequences, attention);
+        // Kernels that read or write so many rows and columns in each of these formats.
+        let kernels = |count: u64, [rows, columns]: [u64; 2], dtypes: &[DType]| {
             let traffic = dtypes.iter().map(|dtype| dtype.bytes(rows * columns)).sum();
-            Kernel::Fused(FusedKernel::memory_pass(traffic))
+            (count, Kernel::Fused(FusedKernel::memory_pass(traffic)))
+        };
+        let of_sequences = |columns: u64, dtypes: &[DType]| {
+            kernels(self.sequences, [self.queries(), columns], dtypes)
         };
         let keys = self.key_columns();
+        // One of keys and one of values.
+        let of_keys_and_values = |dtypes: &[DType]| kernels(2, [rows, keys / 2], dtypes);
         let outputs = self.heads * self.head_dim;
-        let pack = kernel(keys, &[input, input]);
-        let steps = |count, beside: &[&Kernel], without: &[&Kernel], shift| RingSteps {
-            count,
-            beside_shift: beside.iter().copied().cloned().collect(),
-            without_shift: without.iter().copied().cloned().collect(),
-            shift,
-        };
+        let pack = &of_keys_and_values(&[input, input]);
+        let steps =
+            |count, beside: &[&CountedKernel], without: &[&CountedKernel], shift| RingSteps {
+                count,
+                beside_shift: beside.iter().copied().cloned().collect(),
+                without_shift: without.iter().copied().cloned().collect(),
+                shift,
+            };
         let between = group.size - 2;
         Some(match self.direction {
             Direction::Forward => {
-                let merge = &kernel(outputs + self.heads, &[sum, input, sum]);
+                let merge = &of_sequences(outputs + self.heads, &[sum, input, sum]);
                 vec![
-                    steps(1, &[&attention], &[&pack], shift(&[input])),
+                    steps(1, &[&attention], &[pack], shift(&[input])),
                     steps(between, &[&attention, merge], &[], shift(&[input])),
                     steps(1, &[&attention, merge], &[], None),
                 ]
             }
             Direction::Backward => {
-                let merge = &kernel(outputs, &[sum, input, sum]);
-                let convert = &kernel(keys, &[input, sum]);
-                let add = &kernel(keys, &[sum, input, sum]);
-                let first: &[&Kernel] =
+                let merge = &kernels(1, [rows, outputs], &[sum, input, sum]);
+                let convert = &kernels(1, [rows, keys], &[input, sum]);
+                let add = &of_sequences(keys, &[sum, input, sum]);
+                let write = &of_keys_and_values(&[input, sum]);
+                let first: &[&CountedKernel] =
                     if input == sum { &[&attention] } else { &[&attention, convert] };
                 vec![
-                    steps(1, first, &[&pack], shift(&[input])),
+                    steps(1, first, &[pack], shift(&[input])),
                     steps(between, &[&attention, merge], &[add], shift(&[input, sum])),
                     steps(1, &[&attention, merge], &[add], shift(&[sum])),
-                    steps(1, &[], &[convert], shift(&[sum])),
+                    steps(1, &[], &[write], shift(&[sum])),
                 ]
             }
         })

@@ -143,9 +143,11 @@ fn ring_attention_hides_its_transfers_within_a_node() {
                 assert_eq!(attention.rotation(), Some(best.plan.mesh.group(Axis::Context)));
                 let steps = attention.ring_steps().expect("a ring");
                 let of_kernel = |kernel: &Kernel| prices.kernel_time(kernel).0;
+                let of_kernels =
+                    |(count, kernel): &(u64, Kernel)| *count as f64 * of_kernel(kernel);
                 for RingSteps { count, beside_shift, without_shift, .. } in &steps {
                     let kernels = beside_shift.iter().chain(without_shift);
-                    attention_s += *count as f64 * kernels.map(of_kernel).sum::<f64>();
+                    attention_s += *count as f64 * kernels.map(of_kernels).sum::<f64>();
                 }
                 ring_s += of_kernel(&instr.kernel());
                 rings += 1;

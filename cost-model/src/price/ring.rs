@@ -5,7 +5,7 @@
 //! ```
 //! A shift overlaps with the kernels beside it, with the slowdown of both, and adds its whole time at most: also on
 //! hardware without overlap. Attention is that of causal sequences as long as the positions of a device, which have as many scores as a
-//! step ([`narrows_plan::ring`]), each with the fixed costs of a kernel. The shift is a transfer to the neighbour over the
+//! step ([`narrows_plan::ring`]): a kernel per sequence, each with its fixed costs. The shift is a transfer to the neighbour over the
 //! slowest link of the ring.
 
 use std::collections::HashMap;
@@ -39,7 +39,7 @@ pub(super) fn ring_time(
     price: impl Fn(&Kernel) -> Seconds,
 ) -> Seconds {
     let of_steps = |steps: &RingSteps| {
-        let beside_shift: Seconds = steps.beside_shift.iter().map(&price).sum();
+        let beside_shift = total(&steps.beside_shift, &price);
         let shift = shift(steps).map_or(Seconds(0.0), |shift| price(&shift));
         let added = match slowdown {
             Some(slowdown) if beside_shift.0 > 0.0 => {
@@ -58,7 +58,9 @@ pub(super) fn resampled_ring_times_s(
     slowdown: Option<OverlapSlowdown>,
     (draws, resampled): (usize, impl Fn(&Kernel) -> Option<Vec<f64>>),
 ) -> Option<Vec<f64>> {
-    let all = steps.iter().flat_map(|steps| kernels(steps).cloned().chain(shift(steps)));
+    let all = steps
+        .iter()
+        .flat_map(|steps| kernels(steps).map(|(_, kernel)| kernel.clone()).chain(shift(steps)));
     let times = all.map(|kernel| {
         let times = resampled(&kernel)?;
         Some((kernel, times))
@@ -73,9 +75,10 @@ pub(super) fn resampled_ring_times_s(
 /// Launches of the kernels and shifts of a ring.
 pub(super) fn ring_launches(steps: &[RingSteps], launches: impl Fn(&Kernel) -> u32) -> u32 {
     let of_steps = |steps: &RingSteps| {
-        let computation: u32 = kernels(steps).map(&launches).sum();
-        let count = u32::try_from(steps.count).unwrap_or(u32::MAX);
-        (computation + u32::from(steps.shift.is_some())).saturating_mul(count)
+        let of_kernels = kernels(steps)
+            .map(|(count, kernel)| launches(kernel).saturating_mul(saturated(*count)));
+        let of_step = of_kernels.fold(u32::from(steps.shift.is_some()), u32::saturating_add);
+        of_step.saturating_mul(saturated(steps.count))
     };
     steps.iter().map(of_steps).fold(0, u32::saturating_add)
 }
@@ -94,11 +97,23 @@ pub(super) fn longer_shift(
 }
 
 fn computation(steps: &RingSteps, price: impl Fn(&Kernel) -> Seconds) -> Seconds {
-    kernels(steps).map(price).sum()
+    total(kernels(steps), price)
 }
 
-fn kernels(steps: &RingSteps) -> impl Iterator<Item = &Kernel> {
+/// The time of kernels, each with its number.
+fn total<'a>(
+    kernels: impl IntoIterator<Item = &'a (u64, Kernel)>,
+    price: impl Fn(&Kernel) -> Seconds,
+) -> Seconds {
+    kernels.into_iter().map(|(count, kernel)| price(kernel) * *count as f64).sum()
+}
+
+fn kernels(steps: &RingSteps) -> impl Iterator<Item = &(u64, Kernel)> {
     steps.beside_shift.iter().chain(&steps.without_shift)
+}
+
+fn saturated(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 fn shift(steps: &RingSteps) -> Option<Kernel> {
