@@ -112,9 +112,9 @@ impl Attention {
 
     /// The steps of a ring in their order, with the kernels of the device that has the most; `None` where no keys rotate.
     ///
-    /// Every sequence has its own attention kernels. A step that sees one chunk of the queries merges their results
-    /// sequence by sequence, and one that sees one chunk of the keys adds their gradients so; each is a single kernel
-    /// otherwise. In a forward pass the first device has the most kernels, in a backward pass the last one.
+    /// A step that sees one chunk of the queries merges their results sequence by sequence, and one that sees one chunk
+    /// of the keys adds their gradients so; each is a single kernel otherwise. In a forward pass the first device has the
+    /// most kernels, in a backward pass the last one.
     pub fn ring_steps(&self) -> Option<Vec<RingSteps>> {
         let group = self.rotation()?;
         let rows = self.sequences * self.queries();
@@ -124,13 +124,12 @@ impl Attention {
         };
         let (input, sum) = (self.input, DType::F32);
         let attention = Kernel::Attention(Attention {
-            sequences: 1,
             length: self.queries(),
             query_parts: 1,
             ring: Some(DeviceGroup { size: 1, ..group }),
             ..self.clone()
         });
-        let attention = (self.sequences, attention);
+        let attention = (1, attention);
         // Kernels that read or write so many rows and columns in each of these formats.
         let kernels = |count: u64, [rows, columns]: [u64; 2], dtypes: &[DType]| {
             let traffic = dtypes.iter().map(|dtype| dtype.bytes(rows * columns)).sum();

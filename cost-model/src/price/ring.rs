@@ -5,7 +5,7 @@
 //! ```
 //! A shift overlaps with the kernels beside it, with the slowdown of both, and adds its whole time at most: also on
 //! hardware without overlap. Attention is that of causal sequences as long as the positions of a device, which have as many scores as a
-//! step ([`narrows_plan::ring`]): a kernel per sequence, each with its fixed costs. The shift is a transfer to the neighbour over the
+//! step ([`narrows_plan::ring`]), each with the fixed costs of a kernel. The shift is a transfer to the neighbour over the
 //! slowest link of the ring.
 
 use std::collections::HashMap;

@@ -46,17 +46,18 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
 
 // `group` query heads share a key head. A device may hold more key heads than its queries attend to: those
 // attended to are `heads/group` heads from head `used` on. q, k and v point to the heads attended to, dk and
-// dv to all heads of the device. A sequence has `keys` rows of k and v, and `queries` rows of q in one or two
-// runs of positions.
+// dv to all heads of the device. A sequence has `key_rows` rows of k and v, of which the first `keys` are attended to, and
+// `query_rows` rows of q in one or two runs of positions.
 //
-// A launch computes one run of queries, with positions from `first` to `length`. They attend to keys before `length`, of
-// which there are `keys` at most. The row of a query is its position less `skipped`.
+// A launch computes one run of queries, with positions from `first` to `length`. They attend to keys before `length`. The
+// row of a query is its position less `skipped`.
 #define TO_QUERIES(T, V, Forward, Backward, W, blocks, name)                                   \
     KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v, T* out,      \
-           float* lse, u32 keys, u32 queries, u32 first, u32 length, u32 skipped, u32 window,  \
-           u32 heads, u32 group, u32 width, u32 q_stride, u32 k_stride, u32 v_stride,          \
-           u32 out_stride, float scale) {                                                      \
-        const u64 token = u64(blockIdx.z) * keys, row = u64(blockIdx.z) * queries - skipped;   \
+           float* lse, u32 key_rows, u32 query_rows, u32 keys, u32 first, u32 length,          \
+           u32 skipped, u32 window, u32 heads, u32 group, u32 width, u32 q_stride,             \
+           u32 k_stride, u32 v_stride, u32 out_stride, float scale) {                          \
+        const u64 token = u64(blockIdx.z) * key_rows;                                          \
+        const u64 row = u64(blockIdx.z) * query_rows - skipped;                                \
         const u32 query = blockIdx.y * width, key = blockIdx.y / group * width;                \
         const Pair<T> kv = {k + token * k_stride + key, v + token * v_stride + key, k_stride,  \
                             v_stride};                                                         \
@@ -75,11 +76,12 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         query_statistics<T, V, W>(out, dout, lse, sums, length, heads, width, stride, padded); \
     }                                                                                          \
     KERNEL(THREADS, blocks, attention_dq_##name, const T* q, const T* k, const T* v,           \
-           const T* dout, const float* sums, T* dq, u32 keys, u32 queries, u32 first,          \
-           u32 length, u32 skipped, u32 window, u32 heads, u32 group, u32 width, u32 padded,   \
-           u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride, u32 dq_stride,            \
-           float scale) {                                                                      \
-        const u64 token = u64(blockIdx.z) * keys, row = u64(blockIdx.z) * queries - skipped;   \
+           const T* dout, const float* sums, T* dq, u32 key_rows, u32 query_rows, u32 keys,    \
+           u32 first, u32 length, u32 skipped, u32 window, u32 heads, u32 group, u32 width,    \
+           u32 padded, u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride,               \
+           u32 dq_stride, float scale) {                                                       \
+        const u64 token = u64(blockIdx.z) * key_rows;                                          \
+        const u64 row = u64(blockIdx.z) * query_rows - skipped;                                \
         const u32 query = blockIdx.y * width, key = blockIdx.y / group * width;                \
         const Pair<T> rows = {q + row * q_stride + query, dout + row * out_stride + query,     \
                               q_stride, out_stride};                                           \
@@ -99,10 +101,11 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
 // Gradients of keys and values.
 #define KEY_VALUE_GRADIENTS(T, Backward, W, blocks, name)                                      \
     KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v,              \
-           const T* dout, const float* sums, T* dk, T* dv, u32 keys, u32 queries, u32 first,   \
-           u32 second_row, u32 gap, u32 window, u32 heads, u32 group, u32 width, u32 used,     \
-           u32 padded, u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride, float scale) {\
-        const u64 token = u64(blockIdx.z) * keys, row = u64(blockIdx.z) * queries;             \
+           const T* dout, const float* sums, T* dk, T* dv, u32 key_rows, u32 query_rows,       \
+           u32 keys, u32 queries, u32 first, u32 second_row, u32 gap, u32 window, u32 heads,   \
+           u32 group, u32 width, u32 used, u32 padded, u32 q_stride, u32 k_stride,             \
+           u32 v_stride, u32 out_stride, float scale) {                                        \
+        const u64 token = u64(blockIdx.z) * key_rows, row = u64(blockIdx.z) * query_rows;      \
         const bool is_used = blockIdx.y >= used && blockIdx.y - used < heads / group;          \
         const u32 key = is_used ? blockIdx.y - used : 0, query = key * group;                  \
         const Pair<T> rows = {k + token * k_stride + key * width,                              \
@@ -113,6 +116,7 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         sums += (u64(blockIdx.z) * heads + query) * padded * 2;                                \
         Backward<W> head;                                                                      \
         head.length = keys;                                                                    \
+        head.key_rows = key_rows;                                                              \
         head.window = window;                                                                  \
         head.width = width;                                                                    \
         head.queries = {queries, first, second_row, gap};                                      \

@@ -52,12 +52,12 @@ DEVICE u32 opaque_thread_index() {
 // Start of this block's results: head blockIdx.y of sequence blockIdx.z. The sequence is opaque to the
 // compiler for the same reason.
 template <class T>
-DEVICE T* results_of_block(T* matrix, u32 stride, u32 length, u32 width) {
+DEVICE T* results_of_block(T* matrix, u32 stride, u32 rows, u32 width) {
     u32 sequence = blockIdx.z;
 #ifndef NARROWS_SHIM
     asm volatile("" : "+r"(sequence));
 #endif
-    return matrix + u64(sequence) * length * stride + blockIdx.y * width;
+    return matrix + u64(sequence) * rows * stride + blockIdx.y * width;
 }
 
 // Positions of the queries of a sequence, in the order of their rows: a run of consecutive positions and, from row

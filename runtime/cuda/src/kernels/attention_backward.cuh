@@ -20,7 +20,7 @@ struct Backward {
     // Elements of one buffer: a tile of each of the two matrices.
     static constexpr u32 TILES = 2 * ROWS * W;
 
-    u32 length, keys, window, width, first_query;
+    u32 length, keys, key_rows, window, width, first_query;
     QueryRuns queries;
     float scale;
     u32 a[2][W / 16][4];
@@ -247,8 +247,8 @@ struct Backward {
         const float scales[2] = {scale, scale}, ones[2] = {1.0f, 1.0f};
         put_rows<W>(tiles, row, dk_sums, scales);
         put_rows<W>(tiles + ROWS * W, row, dv_sums, ones);
-        dk = results_of_block(dk, rows.first_stride, length, width);
-        dv = results_of_block(dv, rows.second_stride, length, width);
+        dk = results_of_block(dk, rows.first_stride, key_rows, width);
+        dv = results_of_block(dv, rows.second_stride, key_rows, width);
         store_rows<W, 16>(dk, rows.first_stride, width, tiles, row, first, length);
         store_rows<W, 16>(dv, rows.second_stride, width, tiles + ROWS * W, row, first, length);
     }

@@ -17,7 +17,7 @@ struct ScalarAttention {
     static constexpr u32 LANE_FEATURES = W / 32;
     using Sums = float[WARP_ROWS][LANE_FEATURES];
 
-    u32 length, keys, window, width, first_query;
+    u32 length, keys, key_rows, window, width, first_query;
     QueryRuns queries;
     float scale;
 
@@ -238,8 +238,8 @@ struct ScalarAttention {
         }
         const float scales[WARP_ROWS] = {scale, scale, scale, scale};
         const float ones[WARP_ROWS] = {1.0f, 1.0f, 1.0f, 1.0f};
-        dk = results_of_block(dk, rows.first_stride, length, width);
-        dv = results_of_block(dv, rows.second_stride, length, width);
+        dk = results_of_block(dk, rows.first_stride, key_rows, width);
+        dv = results_of_block(dv, rows.second_stride, key_rows, width);
         store_sums(dk, rows.first_stride, first, dk_sums, scales);
         store_sums(dv, rows.second_stride, first, dv_sums, ones);
     }

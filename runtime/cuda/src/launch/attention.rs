@@ -11,7 +11,9 @@ use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::{Axis, DType};
 use narrows_runtime::session::PositionRuns;
 
-use super::attention_kernels::{AttentionKernels, GradientHeads, QueryRun, statistics_operand};
+use super::attention_kernels::{
+    AttentionKernels, GradientHeads, QueryRun, key_rows, statistics_operand,
+};
 use super::operand::{LaunchResult, MatrixOperand, expect_dtype, expect_shape};
 use super::site::{InstrSite, LaunchContext, Launches};
 
@@ -68,11 +70,6 @@ pub(super) fn check_sizes(op: &Attention) -> LaunchResult<()> {
     Ok(())
 }
 
-/// Rows of keys and values.
-fn key_rows(op: &Attention) -> u64 {
-    op.sequences * if op.rotation().is_some() { op.queries() } else { op.length }
-}
-
 /// Positions of the queries of a sequence.
 fn query_positions(site: &InstrSite<'_, &Attention>) -> PositionRuns {
     let (op, LaunchContext { context, coordinates, .. }) = (site.op, site.device);
@@ -91,7 +88,7 @@ fn head_operands(
     let op = site.op;
     for (port, operand) in operands.iter().enumerate() {
         // Queries of some positions are an operand of their own.
-        let rows = if port == 0 { op.sequences * op.queries() } else { key_rows(op) };
+        let rows = op.sequences * if port == 0 { op.queries() } else { key_rows(op) };
         expect_dtype(op.input, &[operand])?;
         expect_shape((rows, operand.columns), &[operand])?;
     }
@@ -152,12 +149,12 @@ pub(super) fn expect_common_stride([first, second]: [&MatrixOperand; 2]) -> Laun
 
 /// The runs of queries.
 fn query_runs(op: &Attention, positions: PositionRuns) -> impl Iterator<Item = QueryRun> {
-    let (keys, queries) = (op.length, op.queries());
+    let keys = op.length;
     positions.runs().scan(0, move |row, run| {
         let first_row = *row;
         *row += run.len() as u64;
         let positions = run.start as u64..run.end as u64;
-        Some(QueryRun { keys, queries, positions, first_row })
+        Some(QueryRun { keys, positions, first_row })
     })
 }
 
@@ -206,11 +203,10 @@ pub(super) fn backward_operands(
 fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let op = site.op;
     let ForwardOperands { heads: HeadOperands { q, k, v, .. }, out, lse } = forward_operands(site)?;
-    if key_rows(op) == 0 {
+    if op.sequences * key_rows(op) == 0 {
         return Ok(Launches::default());
     }
-    let launched = (op.sequences, window(op));
-    let kernels = AttentionKernels::select(op, launched, &[&q, &k, &v, &out])?;
+    let kernels = AttentionKernels::select(op, window(op), &[&q, &k, &v, &out])?;
     let launches = query_runs(op, query_positions(site))
         .map(|run| kernels.forward([&q, &k, &v, &out, &lse], &run));
     Ok(Launches { launches: launches.collect::<LaunchResult<_>>()?, scratch_bytes: 0 })
@@ -221,14 +217,14 @@ fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let BackwardOperands { read, written, out, lse, out_gradient: dout } = backward_operands(site)?;
     let (q, k, v) = (read.q, read.k, read.v);
     let (dq, dk, dv) = (written.q, written.all_k, written.all_v);
-    if key_rows(op) == 0 {
+    if op.sequences * key_rows(op) == 0 {
         return Ok(Launches::default());
     }
     for pair in [[&k, &dk], [&v, &dv], [&out, &dout]] {
         expect_common_stride(pair)?;
     }
     let operands = [&q, &k, &v, &out, &dout, &dq, &dk, &dv];
-    let kernels = AttentionKernels::select(op, (op.sequences, window(op)), &operands)?;
+    let kernels = AttentionKernels::select(op, window(op), &operands)?;
     let statistics = statistics_operand(op);
     let inputs = [&q, &k, &v, &dout, &statistics];
     let positions = query_positions(site);

@@ -94,18 +94,14 @@ impl AttentionTiles {
 pub(super) struct AttentionKernels<'a> {
     op: &'a Attention,
     tiles: AttentionTiles,
-    /// Sequences that a launch computes.
-    sequences: u64,
     /// Keys that a query attends to at most.
     window: u64,
 }
 
 /// A run of consecutive positions of the queries of each sequence of a launch, and the keys before its end.
 pub(super) struct QueryRun {
-    /// Rows of keys of a sequence.
+    /// Keys of a sequence that are attended to: its first rows.
     pub keys: u64,
-    /// Rows of queries of a sequence.
-    pub queries: u64,
     /// Positions of the queries.
     pub positions: Range<u64>,
     /// Row of the first query in its sequence.
@@ -121,18 +117,22 @@ pub(super) struct GradientHeads {
 }
 
 impl<'a> AttentionKernels<'a> {
-    /// The kernels for launches over so many sequences each.
     pub fn select(
         op: &'a Attention,
-        (sequences, window): (u64, u64),
+        window: u64,
         operands: &[&MatrixOperand],
     ) -> LaunchResult<AttentionKernels<'a>> {
-        Ok(AttentionKernels { op, tiles: AttentionTiles::select(op, operands)?, sequences, window })
+        Ok(AttentionKernels { op, tiles: AttentionTiles::select(op, operands)?, window })
     }
 
     /// Query heads that share a KV head.
     fn group(&self) -> u64 {
         self.op.heads / self.op.kv_heads
+    }
+
+    /// Rows of keys and of queries of a sequence.
+    fn rows_of_sequences(&self) -> LaunchResult<Vec<Argument>> {
+        u32_arguments(&[key_rows(self.op), self.op.queries()])
     }
 
     fn scale(&self) -> Argument {
@@ -151,13 +151,14 @@ impl<'a> AttentionKernels<'a> {
     ) -> LaunchResult<Launch> {
         let op = self.op;
         let mut arguments = vec![q.read(), k.read(), v.read(), out.write(), lse.write()];
+        arguments.extend(self.rows_of_sequences()?);
         arguments.extend(run.arguments()?);
         arguments.extend(u32_arguments(&[self.window, op.heads, self.group(), op.head_dim])?);
         arguments.extend(u32_arguments(&[q.stride, k.stride, v.stride, out.stride])?);
         arguments.push(self.scale());
         let tiles = run.count().div_ceil(self.tiles.forward_queries);
         let [shared_bytes, ..] = self.tiles.shared_bytes;
-        tile_launch(self.kernel(""), arguments, [tiles, op.heads, self.sequences], shared_bytes)
+        tile_launch(self.kernel(""), arguments, [tiles, op.heads, self.op.sequences], shared_bytes)
     }
 
     /// Statistics of all queries for the backward pass, `[sequences, heads, padded, 2]` in f32.
@@ -186,6 +187,7 @@ impl<'a> AttentionKernels<'a> {
         let op = self.op;
         let mut arguments = [q, k, v, dout, statistics].map(MatrixOperand::read).to_vec();
         arguments.push(dq.write());
+        arguments.extend(self.rows_of_sequences()?);
         arguments.extend(run.arguments()?);
         let sizes = [self.window, op.heads, self.group(), op.head_dim, padded_queries(op)];
         arguments.extend(u32_arguments(&sizes)?);
@@ -194,10 +196,16 @@ impl<'a> AttentionKernels<'a> {
         arguments.push(self.scale());
         let tiles = run.count().div_ceil(self.tiles.backward_rows);
         let [_, shared_bytes, _] = self.tiles.shared_bytes;
-        tile_launch(self.kernel("dq_"), arguments, [tiles, op.heads, self.sequences], shared_bytes)
+        tile_launch(
+            self.kernel("dq_"),
+            arguments,
+            [tiles, op.heads, self.op.sequences],
+            shared_bytes,
+        )
     }
 
-    /// Gradients of so many keys and values of each sequence, which have the row strides of `k` and `v`.
+    /// Gradients of the first keys and values of each sequence, which have the row strides of `k` and `v`, from these
+    /// queries: the first rows of a sequence in `q`, `dout` and `statistics`.
     pub fn key_gradients(
         &self,
         [q, k, v, dout, statistics]: [&MatrixOperand; 5],
@@ -210,6 +218,7 @@ impl<'a> AttentionKernels<'a> {
         arguments.extend([dk.write(), dv.write()]);
         let PositionRuns { first, count, second_row, gap } = queries;
         let runs = [count, first, second_row, gap].map(|size| size as u64);
+        arguments.extend(self.rows_of_sequences()?);
         arguments.extend(u32_arguments(&[keys])?);
         arguments.extend(u32_arguments(&runs)?);
         let used = heads.first_used;
@@ -217,7 +226,7 @@ impl<'a> AttentionKernels<'a> {
         arguments.extend(u32_arguments(&sizes)?);
         arguments.extend(u32_arguments(&[q, k, v, dout].map(|operand| operand.stride))?);
         arguments.push(self.scale());
-        let over = [keys.div_ceil(self.tiles.backward_rows), heads.count, self.sequences];
+        let over = [keys.div_ceil(self.tiles.backward_rows), heads.count, self.op.sequences];
         let [.., shared_bytes] = self.tiles.shared_bytes;
         tile_launch(self.kernel(&format!("{}_", self.tiles.dkv)), arguments, over, shared_bytes)
     }
@@ -228,10 +237,10 @@ impl QueryRun {
         self.positions.end - self.positions.start
     }
 
-    /// Keys and queries of a sequence, first position and end, and positions before the run that have no row.
+    /// Keys of a sequence, first position and end, and positions before the run that have no row.
     fn arguments(&self) -> LaunchResult<Vec<Argument>> {
         let Range { start, end } = self.positions;
-        u32_arguments(&[self.keys, self.queries, start, end, start - self.first_row])
+        u32_arguments(&[self.keys, start, end, start - self.first_row])
     }
 }
 
@@ -258,11 +267,9 @@ pub(super) fn statistics_operand(op: &Attention) -> MatrixOperand {
     MatrixOperand::contiguous(MemorySpace::Scratch, 0, (rows, 2), DType::F32)
 }
 
-/// The statistics from a query of a sequence on.
-pub(super) fn statistics_from(op: &Attention, sequence: u64, query: u64) -> MatrixOperand {
-    let all = statistics_operand(op);
-    let of_sequence = op.heads * padded_queries(op);
-    all.row_range(sequence * of_sequence + query, of_sequence - query)
+/// Rows of keys and values of a sequence.
+pub(super) fn key_rows(op: &Attention) -> u64 {
+    if op.rotation().is_some() { op.queries() } else { op.length }
 }
 
 fn u32_arguments(sizes: &[u64]) -> LaunchResult<Vec<Argument>> {

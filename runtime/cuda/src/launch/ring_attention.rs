@@ -19,9 +19,7 @@ use super::attention::{
     BackwardOperands, ForwardOperands, HeadOperands, backward_operands, check_sizes,
     expect_common_stride, forward_operands,
 };
-use super::attention_kernels::{
-    AttentionKernels, GradientHeads, QueryRun, statistics_from, statistics_operand,
-};
+use super::attention_kernels::{AttentionKernels, GradientHeads, QueryRun, statistics_operand};
 use super::grid::VectorFormat;
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, to_u32};
 use super::site::{InstrSite, Launch};
@@ -126,21 +124,15 @@ impl Ring<'_> {
         RingStepRows::new(step, (self.place, self.group.size), self.tokens)
     }
 
-    /// The kernels for one sequence of a step. Windows are wider than any distance.
+    /// The kernels of a step. Windows are wider than any distance.
     fn kernels(&self, operands: &[&MatrixOperand]) -> LaunchResult<AttentionKernels<'_>> {
-        AttentionKernels::select(self.op, (1, 2 * self.tokens), operands)
-    }
-
-    /// Rows of the queries and of the keys of a sequence.
-    fn of_sequence(&self, sequence: u64, rows: &RingStepRows) -> [Range<u64>; 2] {
-        let first = sequence * self.tokens;
-        [first + rows.queries.start..first + rows.queries.end, first..first + rows.keys]
+        AttentionKernels::select(self.op, 2 * self.tokens, operands)
     }
 
     fn query_run(&self, rows: &RingStepRows) -> QueryRun {
         let queries = rows.queries.end - rows.queries.start;
         let positions = rows.first_query..rows.first_query + queries;
-        QueryRun { keys: rows.keys, queries, positions, first_row: 0 }
+        QueryRun { keys: rows.keys, positions, first_row: rows.queries.start }
     }
 
     /// Rows of all sequences that a step merges, each range with whether it is merged for the last time.
@@ -217,15 +209,9 @@ impl Ring<'_> {
             ring_step.shift = (!is_last).then(|| self.shift(&[[current, arriving]]));
             let step_rows = self.step_rows(step);
             let [part_k, part_v] = halves(&current)?;
-            let (step_out, step_lse) = if step == 0 { (out, lse) } else { (step_out, step_lse) };
-            for sequence in 0..op.sequences {
-                let [queries, keys] = self.of_sequence(sequence, &step_rows);
-                let [q, out, lse] =
-                    [q, step_out, step_lse].map(|operand| select(operand, &queries));
-                let [k, v] = [part_k, part_v].map(|operand| select(operand, &keys));
-                let run = self.query_run(&step_rows);
-                ring_step.beside.push(kernels.forward([&q, &k, &v, &out, &lse], &run)?);
-            }
+            let results = if step == 0 { [&out, &lse] } else { [&step_out, &step_lse] };
+            let operands = [&q, &part_k, &part_v, results[0], results[1]];
+            ring_step.beside.push(kernels.forward(operands, &self.query_run(&step_rows))?);
             if step > 0 {
                 for (rows, [from, step_out, to]) in self.merges(step, [out, summed, step_out]) {
                     let [lse, step_lse] = [lse, step_lse].map(|operand| select(operand, &rows));
@@ -286,22 +272,20 @@ impl Ring<'_> {
                 0 => (written.q, if is_f32 { summed } else { contributions }),
                 _ => (step_dq, contributions),
             };
-            let part_matrices = [halves(&current)?, halves(&contributions)?];
-            for sequence in 0..op.sequences {
-                let [queries, keys] = self.of_sequence(sequence, &step_rows);
-                let [q, dout, dq] = [q, dout, step_dq].map(|operand| select(operand, &queries));
-                let [[k, v], [dk, dv]] = part_matrices.map(|of| of.map(|m| select(m, &keys)));
-                let statistics = statistics_from(op, sequence, step_rows.queries.start);
-                let inputs = [&q, &k, &v, &dout, &statistics];
-                let run = self.query_run(&step_rows);
-                ring_step.beside.push(kernels.query_gradients(inputs, &dq, &run)?);
-                let [first, count] =
-                    [run.positions.start, run.queries].map(|position| position as usize);
-                let positions = PositionRuns::consecutive(first, count);
-                let heads = GradientHeads { first_used: 0, count: op.kv_heads };
-                let of_keys = (step_rows.keys, positions);
-                ring_step.beside.push(kernels.key_gradients(inputs, [&dk, &dv], of_keys, heads)?);
-            }
+            let [[k, v], [dk, dv]] = [halves(&current)?, halves(&contributions)?];
+            let run = self.query_run(&step_rows);
+            let inputs = [&q, &k, &v, &dout, &statistics];
+            ring_step.beside.push(kernels.query_gradients(inputs, &step_dq, &run)?);
+            // The kernels for gradients of keys begin with the first row.
+            let first = step_rows.queries.start;
+            let [q, dout, statistics] =
+                [q, dout, statistics].map(|all| select(all, &(first..all.rows)));
+            let inputs = [&q, &k, &v, &dout, &statistics];
+            let positions = run.positions.start as usize..run.positions.end as usize;
+            let of_keys =
+                (step_rows.keys, PositionRuns::consecutive(positions.start, positions.len()));
+            let heads = GradientHeads { first_used: 0, count: op.kv_heads };
+            ring_step.beside.push(kernels.key_gradients(inputs, [&dk, &dv], of_keys, heads)?);
             match step {
                 0 if is_f32 => {}
                 0 => ring_step.beside.push(add(None, Some(&contributions), &summed)?),

@@ -575,19 +575,20 @@ fn each_run_of_queries_has_its_own_launch() {
         let names: Vec<&str> = forward.iter().chain(&backward).map(|l| &*l.kernel).collect();
         let kernels = ["", "", "sums_", "dq_", "dq_", &format!("{dkv}_")];
         assert_eq!(names, kernels.map(|name| format!("attention_{name}{kernel}")));
-        // Keys and queries of a sequence, first position and end of the run, and positions without a row before it.
+        // Rows of keys and of queries of a sequence, its keys, first position and end of the run, and positions
+        // without a row before it.
         let runs = [[chunk, 2 * chunk, chunk], [2 * chunk, 3 * chunk, chunk]];
         for (launches, pointers) in [(&forward[..], 5), (&backward[1..3], 6)] {
             for (launch, run) in launches.iter().zip(runs) {
-                let sizes: Vec<u64> = launch.arguments[pointers..pointers + 5]
+                let sizes: Vec<u64> = launch.arguments[pointers..pointers + 6]
                     .iter()
                     .map(|argument| match argument {
                         Argument::U32(size) => u64::from(*size),
                         other => panic!("{other:?}"),
                     })
                     .collect();
-                assert_eq!(sizes[..2], [4 * chunk, 2 * chunk]);
-                assert_eq!(sizes[2..], run, "{}", launch.kernel);
+                assert_eq!(sizes[..3], [4, 2, 4].map(|chunks| chunks * chunk));
+                assert_eq!(sizes[3..], run, "{}", launch.kernel);
             }
         }
     }
