@@ -22,10 +22,11 @@ use super::training::{cache_folder, options, program, tokens};
 struct GradientLimits {
     /// Error of the loss.
     loss: f64,
-    /// Error of ⟨actual, expected⟩/⟨expected, expected⟩ against 1, in the mean over the parameters of a kind. Rounding
-    /// errors cancel in it, so that it detects a bias smaller than they are; those of one factor of a narrow model in
-    /// bf16 reach 5e-3 with some algorithms of a GEMM, which are chosen by their times.
+    /// Error of ⟨actual, expected⟩/⟨expected, expected⟩ against 1, of a parameter. Rounding errors cancel in it, so that it
+    /// detects a bias smaller than they are.
     scale: f64,
+    /// Error of this scale in the mean over the parameters of a kind.
+    mean_scale: f64,
     /// ‖actual − expected‖/‖expected‖.
     distance: f64,
 }
@@ -33,8 +34,15 @@ struct GradientLimits {
 impl GradientLimits {
     fn of(precision: Precision) -> GradientLimits {
         match precision {
-            Precision::Fp32 => GradientLimits { loss: 1e-5, scale: 1e-4, distance: 1e-3 },
-            Precision::MixedBf16 => GradientLimits { loss: 1e-3, scale: 5e-3, distance: 0.1 },
+            Precision::Fp32 => {
+                GradientLimits { loss: 1e-5, scale: 1e-4, mean_scale: 1e-4, distance: 1e-3 }
+            }
+            Precision::MixedBf16 => {
+                // Errors of one factor of the narrow model reach 5e-3 with some algorithms of a GEMM, which are chosen by
+                // their times.
+                let scale = if device_choice::uses_real_gpus() { 5e-3 } else { 1e-2 };
+                GradientLimits { loss: 1e-3, scale, mean_scale: 5e-3, distance: 0.1 }
+            }
         }
     }
 }
@@ -63,20 +71,24 @@ fn compare(
         if squares == 0.0 && differences == 0.0 {
             continue;
         }
-        scales.entry(kind(id)).or_default().push(products / squares - 1.0);
-        let distance = (differences / squares).sqrt();
-        // A NaN is beyond every limit.
-        if distance.is_nan() || distance > limits.distance {
-            return Err(format!("the gradient of {id} is off by {distance:.1e} of its norm"));
+        let scale = products / squares - 1.0;
+        scales.entry(kind(id)).or_default().push(scale);
+        let errors = [scale.abs(), (differences / squares).sqrt()];
+        for ((error, limit), what) in
+            errors.iter().zip([limits.scale, limits.distance]).zip(["scale", "distance"])
+        {
+            // A NaN is beyond every limit.
+            if error.is_nan() || *error > limit {
+                return Err(format!("{what} of the gradient of {id} is off by {error:.1e}"));
+            }
         }
-        worst[1] = worst[1].max(distance);
+        worst = [worst[0].max(errors[0]), worst[1].max(errors[1])];
     }
     for (kind, scales) in scales {
         let scale = (scales.iter().sum::<f64>() / scales.len() as f64).abs();
-        if scale.is_nan() || scale > limits.scale {
-            return Err(format!("the scale of the gradients of {kind} is off by {scale:.1e}"));
+        if scale > limits.mean_scale {
+            return Err(format!("the mean scale of the gradients of {kind} is off by {scale:.1e}"));
         }
-        worst[0] = worst[0].max(scale);
     }
     Ok(worst)
 }
