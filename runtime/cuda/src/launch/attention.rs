@@ -203,7 +203,7 @@ pub(super) fn backward_operands(
 fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let op = site.op;
     let ForwardOperands { heads: HeadOperands { q, k, v, .. }, out, lse } = forward_operands(site)?;
-    if op.sequences * key_rows(op) == 0 {
+    if k.rows == 0 {
         return Ok(Launches::default());
     }
     let kernels = AttentionKernels::select(op, window(op), &[&q, &k, &v, &out])?;
@@ -217,7 +217,7 @@ fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let BackwardOperands { read, written, out, lse, out_gradient: dout } = backward_operands(site)?;
     let (q, k, v) = (read.q, read.k, read.v);
     let (dq, dk, dv) = (written.q, written.all_k, written.all_v);
-    if op.sequences * key_rows(op) == 0 {
+    if k.rows == 0 {
         return Ok(Launches::default());
     }
     for pair in [[&k, &dk], [&v, &dv], [&out, &dout]] {

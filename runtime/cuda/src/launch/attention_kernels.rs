@@ -156,9 +156,9 @@ impl<'a> AttentionKernels<'a> {
         arguments.extend(u32_arguments(&[self.window, op.heads, self.group(), op.head_dim])?);
         arguments.extend(u32_arguments(&[q.stride, k.stride, v.stride, out.stride])?);
         arguments.push(self.scale());
-        let tiles = run.count().div_ceil(self.tiles.forward_queries);
+        let over = [run.count().div_ceil(self.tiles.forward_queries), op.heads, op.sequences];
         let [shared_bytes, ..] = self.tiles.shared_bytes;
-        tile_launch(self.kernel(""), arguments, [tiles, op.heads, self.op.sequences], shared_bytes)
+        tile_launch(self.kernel(""), arguments, over, shared_bytes)
     }
 
     /// Statistics of all queries for the backward pass, `[sequences, heads, padded, 2]` in f32.
@@ -194,14 +194,9 @@ impl<'a> AttentionKernels<'a> {
         let strides = [q, k, v, dout, dq].map(|operand| operand.stride);
         arguments.extend(u32_arguments(&strides)?);
         arguments.push(self.scale());
-        let tiles = run.count().div_ceil(self.tiles.backward_rows);
+        let over = [run.count().div_ceil(self.tiles.backward_rows), op.heads, op.sequences];
         let [_, shared_bytes, _] = self.tiles.shared_bytes;
-        tile_launch(
-            self.kernel("dq_"),
-            arguments,
-            [tiles, op.heads, self.op.sequences],
-            shared_bytes,
-        )
+        tile_launch(self.kernel("dq_"), arguments, over, shared_bytes)
     }
 
     /// Gradients of the first keys and values of each sequence, which have the row strides of `k` and `v`, from these
@@ -226,7 +221,7 @@ impl<'a> AttentionKernels<'a> {
         arguments.extend(u32_arguments(&sizes)?);
         arguments.extend(u32_arguments(&[q, k, v, dout].map(|operand| operand.stride))?);
         arguments.push(self.scale());
-        let over = [keys.div_ceil(self.tiles.backward_rows), heads.count, self.op.sequences];
+        let over = [keys.div_ceil(self.tiles.backward_rows), heads.count, op.sequences];
         let [.., shared_bytes] = self.tiles.shared_bytes;
         tile_launch(self.kernel(&format!("{}_", self.tiles.dkv)), arguments, over, shared_bytes)
     }
