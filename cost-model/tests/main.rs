@@ -3,3 +3,4 @@
 mod exact_steps;
 mod prices;
 mod profiles;
+mod ring_prices;

@@ -112,9 +112,8 @@ impl Attention {
 
     /// The steps of a ring in their order, with the kernels of the device that has the most; `None` where no keys rotate.
     ///
-    /// A step that sees one chunk of the queries merges their results sequence by sequence, and one that sees one chunk
-    /// of the keys adds their gradients so; each is a single kernel otherwise. In a forward pass the first device has the
-    /// most kernels, in a backward pass the last one.
+    /// That is a device between the first and the last where there is one: in the step in which its earlier chunk of queries has
+    /// its last keys, but its later chunk has not, it merges the results of each by a kernel of its own.
     pub fn ring_steps(&self) -> Option<Vec<RingSteps>> {
         let group = self.rotation()?;
         let rows = self.sequences * self.queries();
@@ -135,13 +134,16 @@ impl Attention {
             let traffic = dtypes.iter().map(|dtype| dtype.bytes(rows * columns)).sum();
             (count, Kernel::Fused(FusedKernel::memory_pass(traffic)))
         };
-        let of_sequences = |columns: u64, dtypes: &[DType]| {
-            kernels(self.sequences, [self.queries(), columns], dtypes)
-        };
         let keys = self.key_columns();
         // One of keys and one of values.
         let of_keys_and_values = |dtypes: &[DType]| kernels(2, [rows, keys / 2], dtypes);
         let outputs = self.heads * self.head_dim;
+        let merged = match self.direction {
+            Direction::Forward => outputs + self.heads,
+            Direction::Backward => outputs,
+        };
+        let [merge, merge_apart] =
+            &[1, 2].map(|count| kernels(count, [rows / count, merged], &[sum, input, sum]));
         let pack = &of_keys_and_values(&[input, input]);
         let steps =
             |count, beside: &[&CountedKernel], without: &[&CountedKernel], shift| RingSteps {
@@ -150,26 +152,28 @@ impl Attention {
                 without_shift: without.iter().copied().cloned().collect(),
                 shift,
             };
-        let between = group.size - 2;
+        // Steps between the first and the last, in one of which the chunks of queries are merged apart.
+        let [of_one, others] = match group.size - 2 {
+            0 => [0, 0],
+            between => [1, between - 1],
+        };
         Some(match self.direction {
-            Direction::Forward => {
-                let merge = &of_sequences(outputs + self.heads, &[sum, input, sum]);
-                vec![
-                    steps(1, &[&attention], &[pack], shift(&[input])),
-                    steps(between, &[&attention, merge], &[], shift(&[input])),
-                    steps(1, &[&attention, merge], &[], None),
-                ]
-            }
+            Direction::Forward => vec![
+                steps(1, &[&attention], &[pack], shift(&[input])),
+                steps(of_one, &[&attention, merge_apart], &[], shift(&[input])),
+                steps(others, &[&attention, merge], &[], shift(&[input])),
+                steps(1, &[&attention, merge], &[], None),
+            ],
             Direction::Backward => {
-                let merge = &kernels(1, [rows, outputs], &[sum, input, sum]);
                 let convert = &kernels(1, [rows, keys], &[input, sum]);
-                let add = &of_sequences(keys, &[sum, input, sum]);
+                let add = &kernels(1, [rows, keys], &[sum, input, sum]);
                 let write = &of_keys_and_values(&[input, sum]);
                 let first: &[&CountedKernel] =
                     if input == sum { &[&attention] } else { &[&attention, convert] };
                 vec![
                     steps(1, first, &[pack], shift(&[input])),
-                    steps(between, &[&attention, merge], &[add], shift(&[input, sum])),
+                    steps(of_one, &[&attention, merge_apart], &[add], shift(&[input, sum])),
+                    steps(others, &[&attention, merge], &[add], shift(&[input, sum])),
                     steps(1, &[&attention, merge], &[add], shift(&[sum])),
                     steps(1, &[], &[write], shift(&[sum])),
                 ]

@@ -1,12 +1,20 @@
 // Sums and copies of ring attention around its steps: rows of matrices that may be columns of wider ones, so that each
 // has a row stride of its own. T is the format of the inputs, in which a step has its results; sums are in T or f32.
+// Of each sequence, `sequence_rows` rows are written; those of the next one begin `sequence_stride` rows later.
 #include "device.cuh"
+
+// The threads of a row, and the row in the matrices.
+DEVICE RowTeam sequence_row_team(u32 rows, u32 sequence_rows, u32 sequence_stride) {
+    RowTeam team = row_team(rows);
+    const u32 row = u32(team.row);
+    team.row = u64(row / sequence_rows) * sequence_stride + row % sequence_rows;
+    return team;
+}
 
 // out = sums + step. A null pointer counts as zeros.
 template <class T, class Sums, class Out, int V>
-DEVICE void add_rows(const Sums* sums, const T* step, Out* out, u32 rows, u32 columns,
+DEVICE void add_rows(const Sums* sums, const T* step, Out* out, const RowTeam& team, u32 columns,
                      u32 sums_stride, u32 step_stride, u32 out_stride) {
-    const RowTeam team = row_team(rows);
     if (!team.live) return;
     each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
         constexpr int COUNT = decltype(size)::value;
@@ -29,9 +37,8 @@ DEVICE float merged_lse(float a, float b) {
 // becomes that of all keys so far. V divides `width`, so that a vector lies within one head.
 template <class T, class Sums, class Out, int V>
 DEVICE void merge_rows(const Sums* sums, const T* step, Out* out, float* lse, const float* step_lse,
-                       u32 rows, u32 heads, u32 width, u32 sums_stride, u32 step_stride,
-                       u32 out_stride) {
-    const RowTeam team = row_team(rows);
+                       const RowTeam& team, u32 heads, u32 width, u32 sums_stride,
+                       u32 step_stride, u32 out_stride) {
     lse += team.row * heads;
     step_lse += team.row * heads;
     if (team.live) {
@@ -58,14 +65,17 @@ DEVICE void merge_rows(const Sums* sums, const T* step, Out* out, float* lse, co
 
 #define RING(T, Sums, Out, V, ending)                                                             \
     KERNEL(256, 4, ring_add_##ending, const Sums* sums, const T* step, Out* out, u32 rows,        \
-           u32 columns, u32 sums_stride, u32 step_stride, u32 out_stride) {                       \
-        add_rows<T, Sums, Out, V>(sums, step, out, rows, columns, sums_stride, step_stride,       \
+           u32 sequence_rows, u32 sequence_stride, u32 columns, u32 sums_stride, u32 step_stride, \
+           u32 out_stride) {                                                                      \
+        const RowTeam team = sequence_row_team(rows, sequence_rows, sequence_stride);             \
+        add_rows<T, Sums, Out, V>(sums, step, out, team, columns, sums_stride, step_stride,       \
                                   out_stride);                                                    \
     }                                                                                             \
     KERNEL(256, 4, ring_merge_##ending, const Sums* sums, const T* step, Out* out, float* lse,    \
-           const float* step_lse, u32 rows, u32 heads, u32 width, u32 sums_stride,                \
-           u32 step_stride, u32 out_stride) {                                                     \
-        merge_rows<T, Sums, Out, V>(sums, step, out, lse, step_lse, rows, heads, width,           \
+           const float* step_lse, u32 rows, u32 sequence_rows, u32 sequence_stride, u32 heads,    \
+           u32 width, u32 sums_stride, u32 step_stride, u32 out_stride) {                         \
+        const RowTeam team = sequence_row_team(rows, sequence_rows, sequence_stride);             \
+        merge_rows<T, Sums, Out, V>(sums, step, out, lse, step_lse, team, heads, width,           \
                                     sums_stride, step_stride, out_stride);                        \
     }
 

@@ -6,7 +6,7 @@ use narrows_plan::DType;
 use narrows_plan::kernel::Attention;
 use narrows_runtime::session::PositionRuns;
 
-use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, to_u32};
+use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, to_u32, u32_arguments};
 use super::site::Launch;
 use crate::kernel_source::KernelFamily;
 
@@ -265,8 +265,4 @@ pub(super) fn statistics_operand(op: &Attention) -> MatrixOperand {
 /// Rows of keys and values of a sequence.
 pub(super) fn key_rows(op: &Attention) -> u64 {
     if op.rotation().is_some() { op.queries() } else { op.length }
-}
-
-fn u32_arguments(sizes: &[u64]) -> LaunchResult<Vec<Argument>> {
-    sizes.iter().map(|size| to_u32(*size).map(Argument::U32)).collect()
 }

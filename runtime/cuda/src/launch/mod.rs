@@ -22,6 +22,7 @@ mod operand;
 mod optimizer;
 mod qk_norm;
 mod ring_attention;
+mod ring_sums;
 mod rotary;
 mod site;
 

@@ -169,6 +169,11 @@ pub(super) fn to_u32(size: u64) -> LaunchResult<u32> {
     u32::try_from(size).map_err(|_| format!("a size of {size} exceeds 32 bits"))
 }
 
+/// Sizes as arguments.
+pub(super) fn u32_arguments(sizes: &[u64]) -> LaunchResult<Vec<Argument>> {
+    sizes.iter().map(|size| to_u32(*size).map(Argument::U32)).collect()
+}
+
 /// A boolean argument.
 pub(super) fn flag(value: bool) -> Argument {
     Argument::U32(u32::from(value))

@@ -20,10 +20,9 @@ use super::attention::{
     expect_common_stride, forward_operands,
 };
 use super::attention_kernels::{AttentionKernels, GradientHeads, QueryRun, statistics_operand};
-use super::grid::VectorFormat;
-use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, to_u32};
+use super::operand::{LaunchResult, MatrixOperand, MemorySpace, expect_dtype};
+use super::ring_sums::{SequenceRows, add, copy, merge, round, zeros};
 use super::site::{InstrSite, Launch};
-use crate::kernel_source::KernelFamily;
 
 /// Ring attention on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -135,38 +134,37 @@ impl Ring<'_> {
         QueryRun { keys: rows.keys, positions, first_row: rows.queries.start }
     }
 
-    /// Rows of all sequences that a step merges, each range with whether it is merged for the last time.
-    fn merged_rows(&self, step: u64) -> Vec<(Range<u64>, bool)> {
+    /// These rows of each sequence.
+    fn of_sequences(&self, rows: Range<u64>) -> SequenceRows {
+        SequenceRows { rows, sequences: self.op.sequences, stride: self.tokens }
+    }
+
+    /// Rows that a step merges, each with whether it is merged for the last time.
+    fn merged_rows(&self, step: u64) -> Vec<(SequenceRows, bool)> {
         let (tokens, chunk) = (self.tokens, self.tokens / 2);
         let queries = self.step_rows(step).queries;
         // Steps in which the chunks of queries have their last keys.
         let last_steps = [self.place, self.group.size - 1];
         let [earlier, later] = last_steps.map(|last| last == step);
         if queries.start == 0 && earlier == later {
-            return vec![(0..self.rows(), later)];
+            return vec![(self.of_sequences(0..tokens), later)];
         }
         let chunks = [(0..chunk, earlier), (chunk..tokens, later)];
-        let chunks = chunks.into_iter().filter(|(rows, _)| rows.start >= queries.start);
-        let of_sequence = |sequence: u64| {
-            let first = sequence * tokens;
-            let chunks = chunks.clone();
-            chunks.map(move |(rows, is_last)| (first + rows.start..first + rows.end, is_last))
-        };
-        (0..self.op.sequences).flat_map(of_sequence).collect()
+        let merged = chunks.into_iter().filter(|(rows, _)| rows.start >= queries.start);
+        merged.map(|(rows, is_last)| (self.of_sequences(rows), is_last)).collect()
     }
 
-    /// The merges of a step that follows the first: of each, its rows, and in these the matrices from which it reads sums and
-    /// results of the step, and to which it writes. Sums are in the result itself before the first merge and after the last one.
+    /// The merges of a step that follows the first: of each, its rows, and the matrices from which it reads sums and results of the
+    /// step, and to which it writes. Sums are in the result itself before the first merge and after the last one.
     fn merges(
         &self,
         step: u64,
         [result, sums, of_step]: [MatrixOperand; 3],
-    ) -> impl Iterator<Item = (Range<u64>, [MatrixOperand; 3])> {
+    ) -> impl Iterator<Item = (SequenceRows, [MatrixOperand; 3])> {
         self.merged_rows(step).into_iter().map(move |(rows, is_last)| {
             let from = if step == 1 { result } else { sums };
             let to = if is_last { result } else { sums };
-            let operands = [from, of_step, to].map(|operand| select(operand, &rows));
-            (rows, operands)
+            (rows, [from, of_step, to])
         })
     }
 
@@ -213,9 +211,8 @@ impl Ring<'_> {
             let operands = [&q, &part_k, &part_v, results[0], results[1]];
             ring_step.beside.push(kernels.forward(operands, &self.query_run(&step_rows))?);
             if step > 0 {
-                for (rows, [from, step_out, to]) in self.merges(step, [out, summed, step_out]) {
-                    let [lse, step_lse] = [lse, step_lse].map(|operand| select(operand, &rows));
-                    ring_step.beside.push(self.merge([&from, &step_out, &to], [&lse, &step_lse])?);
+                for (rows, merged) in self.merges(step, [out, summed, step_out]) {
+                    ring_step.beside.push(merge(op, &rows, merged, [lse, step_lse])?);
                 }
             }
             steps.push(ring_step);
@@ -279,7 +276,7 @@ impl Ring<'_> {
             // The kernels for gradients of keys begin with the first row.
             let first = step_rows.queries.start;
             let [q, dout, statistics] =
-                [q, dout, statistics].map(|all| select(all, &(first..all.rows)));
+                [q, dout, statistics].map(|all| all.row_range(first, all.rows - first));
             let inputs = [&q, &k, &v, &dout, &statistics];
             let positions = run.positions.start as usize..run.positions.end as usize;
             let of_keys =
@@ -288,18 +285,13 @@ impl Ring<'_> {
             ring_step.beside.push(kernels.key_gradients(inputs, [&dk, &dv], of_keys, heads)?);
             match step {
                 0 if is_f32 => {}
-                0 => ring_step.beside.push(add(None, Some(&contributions), &summed)?),
+                0 => ring_step.beside.push(copy(&contributions, &summed)?),
                 _ => {
-                    for (_, [from, step_dq, to]) in
-                        self.merges(step, [written.q, summed_dq, step_dq])
-                    {
-                        ring_step.beside.push(add(Some(&from), Some(&step_dq), &to)?);
+                    for (rows, merged) in self.merges(step, [written.q, summed_dq, step_dq]) {
+                        ring_step.beside.push(add(&rows, merged)?);
                     }
-                    for rows in self.key_rows(&step_rows) {
-                        let [sum, more] =
-                            [summed, contributions].map(|operand| select(operand, &rows));
-                        ring_step.after.push(add(Some(&sum), Some(&more), &sum)?);
-                    }
+                    let rows = self.of_sequences(0..step_rows.keys);
+                    ring_step.after.push(add(&rows, [summed, contributions, summed])?);
                 }
             }
             steps.push(ring_step);
@@ -319,7 +311,6 @@ impl Ring<'_> {
         written: &HeadOperands,
         first_kv_head: u64,
     ) -> LaunchResult<Vec<Launch>> {
-        let input = self.op.input;
         let [dk, dv] = halves(arrived)?;
         let first = first_kv_head * self.op.head_dim;
         let mut launches = vec![];
@@ -328,96 +319,25 @@ impl Ring<'_> {
             let of_target = |columns: Range<u64>| {
                 target.column_range(columns.start, columns.end - columns.start)
             };
-            launches.push(add_as(input, (Some(&gradient), None), &of_target(first..end)?)?);
+            launches.push(round(&gradient, &of_target(first..end)?)?);
             for unused in [0..first, end..target.columns] {
                 if !unused.is_empty() {
-                    launches.push(add_as(input, (None, None), &of_target(unused)?)?);
+                    launches.push(zeros(&of_target(unused)?)?);
                 }
             }
         }
         Ok(launches)
-    }
-
-    /// Rows of the keys of all sequences in a step, in as few ranges as possible.
-    fn key_rows(&self, rows: &RingStepRows) -> Vec<Range<u64>> {
-        let (count, keys) = match rows.keys == self.tokens {
-            true => (1, self.rows()),
-            false => (self.op.sequences, rows.keys),
-        };
-        let first_rows = (0..count).map(|sequence| sequence * self.tokens);
-        first_rows.map(|first| first..first + keys).collect()
-    }
-
-    /// A launch that merges outputs of a step into sums by their log-sum-exps.
-    fn merge(
-        &self,
-        [sums, step, out]: [&MatrixOperand; 3],
-        [lse, step_lse]: [&MatrixOperand; 2],
-    ) -> LaunchResult<Launch> {
-        let (heads, width) = (self.op.heads, self.op.head_dim);
-        let mut format = VectorFormat::common_quads(step.dtype, &[*sums, *step, *out])?;
-        format.require(width.is_multiple_of(format.vector));
-        let to = out.write_or_update(out == sums);
-        let mut arguments = vec![sums.read(), step.read(), to, lse.update(), step_lse.read()];
-        let sizes = [out.rows, heads, width, sums.stride, step.stride, out.stride];
-        for size in sizes {
-            arguments.push(Argument::U32(to_u32(size)?));
-        }
-        let kernel = kernel_name("merge", [step.dtype, sums.dtype, out.dtype], format.vector);
-        Launch::new(KernelFamily::Ring, kernel, arguments).over_rows(out.rows, out.columns, format)
     }
 }
 
 /// Launches that copy keys and values to a part.
 fn pack([k, v]: [&MatrixOperand; 2], part: &MatrixOperand) -> LaunchResult<Vec<Launch>> {
     let [part_k, part_v] = halves(part)?;
-    Ok(vec![add(None, Some(k), &part_k)?, add(None, Some(v), &part_v)?])
+    Ok(vec![copy(k, &part_k)?, copy(v, &part_v)?])
 }
 
 /// Keys and values of a part.
 fn halves(part: &MatrixOperand) -> LaunchResult<[MatrixOperand; 2]> {
     let half = part.columns / 2;
     Ok([part.column_range(0, half)?, part.column_range(half, half)?])
-}
-
-fn select(operand: MatrixOperand, rows: &Range<u64>) -> MatrixOperand {
-    operand.row_range(rows.start, rows.end - rows.start)
-}
-
-/// A launch that writes the sum of sums and the results of a step, where there are both.
-fn add(
-    sums: Option<&MatrixOperand>,
-    step: Option<&MatrixOperand>,
-    out: &MatrixOperand,
-) -> LaunchResult<Launch> {
-    let step_dtype = step.map_or(out.dtype, |step| step.dtype);
-    add_as(step_dtype, (sums, step), out)
-}
-
-/// As [`add`], where the results of steps have this format.
-fn add_as(
-    step_dtype: DType,
-    (sums, step): (Option<&MatrixOperand>, Option<&MatrixOperand>),
-    out: &MatrixOperand,
-) -> LaunchResult<Launch> {
-    let sums_dtype = sums.map_or(step_dtype, |sums| sums.dtype);
-    let operands: Vec<MatrixOperand> =
-        [sums, step, Some(out)].into_iter().flatten().copied().collect();
-    let format = VectorFormat::common_quads(out.dtype, &operands)?;
-    let in_place = sums == Some(out);
-    let read =
-        |operand: Option<&MatrixOperand>| operand.map_or(Argument::Null, MatrixOperand::read);
-    let mut arguments = vec![read(sums), read(step), out.write_or_update(in_place)];
-    let stride = |operand: Option<&MatrixOperand>| operand.map_or(0, |operand| operand.stride);
-    for size in [out.rows, out.columns, stride(sums), stride(step), out.stride] {
-        arguments.push(Argument::U32(to_u32(size)?));
-    }
-    let kernel = kernel_name("add", [step_dtype, sums_dtype, out.dtype], format.vector);
-    Launch::new(KernelFamily::Ring, kernel, arguments).over_rows(out.rows, out.columns, format)
-}
-
-/// Name of a kernel for the formats of the step, the sums and the result.
-fn kernel_name(kernel: &str, dtypes: [DType; 3], vector: u64) -> String {
-    let [step, sums, out] = dtypes.map(DType::name);
-    format!("ring_{kernel}_{step}_{sums}_{out}_v{vector}")
 }

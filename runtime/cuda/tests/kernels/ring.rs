@@ -383,8 +383,7 @@ fn devices_of_a_ring_can_share_kv_heads() {
     }
 }
 
-/// Each step has launches for its own keys alone, of attention for all sequences at once, and a shift unless it is the
-/// last.
+/// Each step has launches for its own keys alone, all sequences at once, and a shift unless it is the last.
 #[test]
 fn steps_have_the_documented_launches() {
     for sequences in [1, 2] {
@@ -396,7 +395,6 @@ fn steps_have_the_documented_launches() {
         let names = |launches: &[narrows_cuda::Launch]| -> Vec<String> {
             launches.iter().map(|launch| launch.kernel.clone()).collect()
         };
-        let of_sequences = |kernels: &[&'static str]| kernels.repeat(sequences as usize);
         let attention =
             ["dq_bf16_w64", "general_dkv_bf16_w64"].map(|name| format!("attention_{name}"));
         assert_eq!(names(&steps[0].before), ["ring_add_bf16_bf16_bf16_v4"; 2]);
@@ -405,12 +403,12 @@ fn steps_have_the_documented_launches() {
         // The keys of device 0: the last step of the earlier chunk of queries, and the first sum of the later one.
         assert_eq!(names(&steps[1].beside)[..2], attention);
         let merges = ["ring_add_bf16_bf16_bf16_v4", "ring_add_bf16_bf16_f32_v4"];
-        assert_eq!(names(&steps[1].beside)[2..], of_sequences(&merges));
-        assert_eq!(names(&steps[1].after), of_sequences(&["ring_add_bf16_f32_f32_v4"]));
+        assert_eq!(names(&steps[1].beside)[2..], merges);
+        assert_eq!(names(&steps[1].after), ["ring_add_bf16_f32_f32_v4"]);
         // The keys of device 2, for the later chunk of queries alone.
         assert_eq!(names(&steps[2].beside)[..2], attention);
         let last_merge = ["ring_add_bf16_f32_bf16_v4"];
-        assert_eq!(names(&steps[2].beside)[2..], of_sequences(&last_merge));
+        assert_eq!(names(&steps[2].beside)[2..], last_merge);
         assert_eq!(names(&steps[3].after), [last_merge; 2].concat());
         let shifted = |step: usize| steps[step].shift.as_ref().map(RingShift::payload_bytes);
         // Keys and values in bf16, and their gradients in f32, of 128 positions on each of three devices.
