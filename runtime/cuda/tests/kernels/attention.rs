@@ -5,212 +5,18 @@
 //! before dS·k and dSᵀ·q. So each result may differ by 2⁻⁸ of its sum over absolute values, and by 2⁻⁸ of itself for its
 //! own rounding. f32 adds a few 2⁻²⁴ of these sums, in proportion to the scores, whose errors are in an exponent.
 
+mod launches;
+mod problem;
 mod reference;
 
-use std::ops::Range;
+use narrows_plan::DType;
+use narrows_plan::kernel::Direction;
 
-use narrows_cpu::kernels::AttentionShape;
-use narrows_cuda::{Argument, Launches};
-use narrows_plan::kernel::{Attention, Direction};
-use narrows_plan::program::Action;
-use narrows_plan::{ContextAttention, DType};
-use narrows_runtime::session::PositionRuns;
-
-use super::case::KernelCase;
-use super::formats::{random_values, rounded};
+use problem::{AttentionProblem, FORMATS, OPERAND_SHARINGS, OperandSharing, gathered, problem};
 use reference::{error_terms, reference};
 
-const FORMATS: [DType; 2] = [DType::Bf16, DType::F32];
 /// Maximum relative error of rounding to bf16.
 const UNIT: f64 = 1.0 / 256.0;
-
-/// Which of q, k and v share an operand.
-#[derive(Clone, Copy, Debug)]
-enum OperandSharing {
-    All,
-    KeysAndValues,
-    None,
-    QueriesAndKeys,
-}
-
-const OPERAND_SHARINGS: [OperandSharing; 4] = [
-    OperandSharing::All,
-    OperandSharing::KeysAndValues,
-    OperandSharing::None,
-    OperandSharing::QueriesAndKeys,
-];
-
-/// An attention op and the layout of its operands.
-#[derive(Clone, Debug)]
-struct AttentionProblem {
-    op: Attention,
-    /// KV heads in the operands; more than the op's where several devices use the same ones.
-    local_kv_heads: u64,
-    /// Number of devices, and index of this one.
-    devices: (u64, u64),
-    /// Place on a context axis of `op.query_parts` devices.
-    place: u64,
-    /// Layout of q, k and v.
-    operands: OperandSharing,
-    /// Scale of q and k.
-    scale: f32,
-}
-
-fn problem(
-    (sequences, length): (u64, u64),
-    (heads, kv_heads, head_dim): (u64, u64, u64),
-    input: DType,
-) -> AttentionProblem {
-    let direction = Direction::Forward;
-    let window = None;
-    let op = Attention {
-        direction,
-        sequences,
-        length,
-        heads,
-        kv_heads,
-        head_dim,
-        input,
-        window,
-        query_parts: 1,
-        ring: None,
-    };
-    AttentionProblem {
-        op,
-        local_kv_heads: kv_heads,
-        devices: (1, 0),
-        place: 0,
-        operands: OperandSharing::All,
-        scale: 3.0,
-    }
-}
-
-/// Values of q, k and v side by side, and of the gradient of the output.
-struct Values {
-    all: Vec<f32>,
-    dout: Vec<f32>,
-}
-
-impl AttentionProblem {
-    fn tokens(&self) -> u64 {
-        self.op.sequences * self.op.length
-    }
-
-    /// Rows of queries.
-    fn query_rows(&self) -> u64 {
-        self.op.sequences * self.op.queries()
-    }
-
-    fn positions(&self) -> PositionRuns {
-        let context = self.case(Direction::Forward).context;
-        PositionRuns::at_place(&context, self.place as usize)
-    }
-
-    /// Selects the rows of the queries of a matrix with a row for each token.
-    fn select_queries(&self, matrix: Vec<f32>) -> Vec<f32> {
-        let width = matrix.len() / self.tokens() as usize;
-        let positions: Vec<usize> = self.positions().runs().flatten().collect();
-        let sequences = matrix.chunks(width * self.op.length as usize);
-        let rows = sequences.flat_map(|sequence| {
-            positions.iter().flat_map(move |position| &sequence[position * width..][..width])
-        });
-        rows.copied().collect()
-    }
-
-    fn shape(&self) -> AttentionShape {
-        let Attention { sequences, length, heads, kv_heads, head_dim, .. } = self.op;
-        let [sequences, length, heads, kv_heads, head_dim] =
-            [sequences, length, heads, kv_heads, head_dim].map(|size| size as usize);
-        let window = self.op.window.map_or(length, |window| window as usize);
-        let queries = self.positions();
-        AttentionShape { sequences, length, queries, heads, kv_heads, head_dim, window }
-    }
-
-    /// Columns of all queries, and of all keys.
-    fn widths(&self) -> [u64; 2] {
-        [self.op.heads, self.local_kv_heads].map(|heads| heads * self.op.head_dim)
-    }
-
-    /// Columns of q, and of the k and v that are attended to.
-    fn columns(&self) -> [Range<usize>; 3] {
-        let [queries, keys] = self.widths();
-        let (devices, at) = self.devices;
-        let first = self.op.heads * at * self.local_kv_heads / (self.op.heads * devices);
-        let first =
-            if self.local_kv_heads > self.op.kv_heads { first * self.op.head_dim } else { 0 };
-        let width = self.op.kv_heads * self.op.head_dim;
-        [(0, queries), (queries + first, width), (queries + keys + first, width)]
-            .map(|(first, count)| first as usize..(first + count) as usize)
-    }
-
-    /// Width of each operand.
-    fn parts(&self) -> Vec<u64> {
-        let [queries, keys] = self.widths();
-        match self.operands {
-            OperandSharing::All => vec![queries + 2 * keys],
-            OperandSharing::KeysAndValues => vec![queries, 2 * keys],
-            OperandSharing::None => vec![queries, keys, keys],
-            OperandSharing::QueriesAndKeys => vec![queries + keys, keys],
-        }
-    }
-
-    fn width(&self) -> u64 {
-        self.parts().iter().sum()
-    }
-
-    fn values(&self) -> Values {
-        let mut all = random_values(self.op.length, self.tokens() * self.width());
-        let [.., values] = self.columns();
-        let keys_end = (self.width() - self.widths()[1]) as usize;
-        assert!(values.start >= keys_end);
-        for row in all.chunks_mut(self.width() as usize) {
-            row[..keys_end].iter_mut().for_each(|x| *x *= self.scale);
-        }
-        let dout = random_values(self.op.length + 1, self.query_rows() * self.widths()[0]);
-        let [all, dout] = [all, dout].map(|values| rounded(self.op.input, values));
-        Values { all, dout }
-    }
-
-    fn case(&self, direction: Direction) -> KernelCase {
-        let op = Attention { direction, ..self.op.clone() };
-        let tokens = (self.op.sequences, self.op.length);
-        let mut case = KernelCase::of(Action::Attention(op), self.devices.0, tokens);
-        case.tensor = self.devices.1;
-        if self.op.query_parts > 1 {
-            case.context.mesh.context = self.op.query_parts;
-            case.context.context_attention = ContextAttention::Gather;
-            case.replica = self.place;
-        }
-        case
-    }
-
-    /// Selects columns of a matrix of q, k and v.
-    fn select(&self, all: &[f32], columns: Range<usize>) -> Vec<f32> {
-        let rows = all.chunks(self.width() as usize);
-        rows.flat_map(|row| row[columns.clone()].to_vec()).collect()
-    }
-
-    /// Splits a matrix of q, k and v into operands.
-    fn split(&self, all: &[f32]) -> Vec<Vec<f32>> {
-        let mut first = 0;
-        let part = |width: u64| {
-            let columns = first..first + width as usize;
-            first = columns.end;
-            self.select(all, columns)
-        };
-        let mut parts: Vec<_> = self.parts().into_iter().map(part).collect();
-        parts[0] = self.select_queries(std::mem::take(&mut parts[0]));
-        parts
-    }
-
-    /// Rows and columns of each operand.
-    fn operand_shapes(&self) -> Vec<(u64, u64)> {
-        let mut shapes: Vec<_> =
-            self.parts().into_iter().map(|width| (self.tokens(), width)).collect();
-        shapes[0].0 = self.query_rows();
-        shapes
-    }
-}
 
 #[track_caller]
 fn assert_within(name: &str, actual: &[f32], expected: &[f32], allowed: impl Fn(usize) -> f64) {
@@ -360,34 +166,6 @@ fn heads_of_any_width_match_the_cpu() {
     }
 }
 
-/// Which heads use vectors and tensor cores, and which do not.
-#[test]
-fn heads_use_the_narrowest_tiles_that_hold_them() {
-    let cases = [
-        (2, "bf16_w32_v1", "f32_w32_v1"),
-        (4, "bf16_w32_v1", "f32_w32_v1"),
-        (16, "bf16_w64", "f32_w32_v1"),
-        (32, "bf16_w64", "f32_w32_v1"),
-        (36, "bf16_w256_v1", "f32_w128"),
-        (48, "bf16_w64", "f32_w128"),
-        (80, "bf16_w128", "f32_w128"),
-        (128, "bf16_w128", "f32_w128"),
-        (136, "bf16_w256_v1", "f32_w256_v1"),
-    ];
-    for (head_dim, bf16, f32) in cases {
-        for (dtype, name) in [(DType::Bf16, bf16), (DType::F32, f32)] {
-            let problem = problem((1, 8), (2, 1, head_dim), dtype);
-            let names = |direction| -> Vec<String> {
-                let gradients = launches(&problem, direction).unwrap().launches;
-                gradients.into_iter().map(|launch| launch.kernel).collect()
-            };
-            assert_eq!(names(Direction::Forward), [format!("attention_{name}")]);
-            let backward = ["sums", "dq", "dkv"].map(|of| format!("attention_{of}_{name}"));
-            assert_eq!(names(Direction::Backward), backward);
-        }
-    }
-}
-
 /// Four devices with two KV heads: each uses the one of its queries, and its gradient of the other is zero.
 #[test]
 fn devices_can_share_kv_heads() {
@@ -430,73 +208,6 @@ fn large_scores_do_not_overflow() {
             return;
         }
     }
-}
-
-fn launches(problem: &AttentionProblem, direction: Direction) -> Result<Launches, String> {
-    let mut case = problem.case(direction);
-    let (query_rows, dtype) = (problem.query_rows(), problem.op.input);
-    let [queries, _] = problem.widths();
-    let shapes = problem.operand_shapes();
-    let buffers = |case: &mut KernelCase| -> Vec<_> {
-        shapes.iter().map(|shape| case.buffer(*shape, dtype, None)).collect()
-    };
-    let (mut reads, gradients) = (buffers(&mut case), buffers(&mut case));
-    let [out, dout] = [(); 2].map(|()| case.buffer((query_rows, queries), dtype, None));
-    let lse = case.buffer((query_rows, problem.op.heads), DType::F32, None);
-    match direction {
-        Direction::Forward => case.reads(&reads).writes(&[out, lse]),
-        Direction::Backward => {
-            reads.extend([out, lse, dout]);
-            case.reads(&reads).writes(&gradients)
-        }
-    };
-    case.launches()
-}
-
-/// Shared memory per block fits GPUs with 99 KiB, except for heads above 128 features. Scratch memory is two f32 per
-/// query of whole tiles.
-#[test]
-fn shared_and_scratch_memory_have_the_documented_sizes() {
-    let sizes = [6, 32, 64, 128, 256];
-    for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| sizes.map(|w| (f, w))) {
-        let limit = if head_dim > 128 { 163 * 1024 } else { 99 * 1024 };
-        let problem = problem((2, 100), (4, 2, head_dim), dtype);
-        let forward = launches(&problem, Direction::Forward).unwrap();
-        let backward = launches(&problem, Direction::Backward).unwrap();
-        assert_eq!((forward.scratch_bytes, backward.scratch_bytes), (0, 2 * 4 * 128 * 8));
-        assert_eq!((forward.launches.len(), backward.launches.len()), (1, 3));
-        for launch in forward.launches.iter().chain(&backward.launches) {
-            assert!(launch.shared_bytes <= limit, "{launch:?}");
-            println!("{}: {} bytes of shared memory", launch.kernel, launch.shared_bytes);
-        }
-    }
-}
-
-#[test]
-fn unsupported_heads_are_reported() {
-    let unsupported = |change: fn(&mut AttentionProblem), expected: &str| {
-        let mut problem = problem((1, 8), (4, 2, 64), DType::Bf16);
-        change(&mut problem);
-        for direction in [Direction::Forward, Direction::Backward] {
-            let error = launches(&problem, direction).expect_err(expected);
-            assert!(error.contains(expected) && error.contains("a test"), "{error}");
-        }
-    };
-    unsupported(|p| p.op.head_dim = 258, "heads of 258 features exceed the widest tile, 256");
-    unsupported(|p| p.op.kv_heads = 3, "4 query heads do not share 3 KV heads evenly");
-    unsupported(|p| p.local_kv_heads = 1, "do not fit 4 query and 2 KV heads");
-}
-
-/// A problem of the queries at a place of a context axis, with the keys of all positions.
-fn gathered(
-    (parts, place, chunk): (u64, u64, u64),
-    heads: (u64, u64, u64),
-    input: DType,
-) -> AttentionProblem {
-    let mut gathered = problem((1, 2 * parts * chunk), heads, input);
-    gathered.op.query_parts = parts;
-    (gathered.place, gathered.operands) = (place, OperandSharing::None);
-    gathered
 }
 
 /// Two runs of queries of whole tiles, and runs that begin and end within tiles, at every place of the context axis.
@@ -556,40 +267,6 @@ fn devices_with_gathered_keys_can_share_kv_heads() {
         (problem.local_kv_heads, problem.devices) = (2, (4, at));
         if check(&problem).is_none() {
             return;
-        }
-    }
-}
-
-/// Each run of queries has a launch that ends at its own keys, so that no tile of later keys is computed. Tensor cores
-/// compute runs of whole tiles.
-#[test]
-fn each_run_of_queries_has_its_own_launch() {
-    for (chunk, head_dim, kernel, dkv) in [
-        (64, 64, "bf16_w64", "general_dkv"),
-        (128, 128, "bf16_w128", "general_dkv"),
-        (48, 64, "bf16_w256_v1", "dkv"),
-    ] {
-        let problem = gathered((2, 1, chunk), (2, 1, head_dim), DType::Bf16);
-        let forward = launches(&problem, Direction::Forward).unwrap().launches;
-        let backward = launches(&problem, Direction::Backward).unwrap().launches;
-        let names: Vec<&str> = forward.iter().chain(&backward).map(|l| &*l.kernel).collect();
-        let kernels = ["", "", "sums_", "dq_", "dq_", &format!("{dkv}_")];
-        assert_eq!(names, kernels.map(|name| format!("attention_{name}{kernel}")));
-        // Rows of keys and of queries of a sequence, its keys, first position and end of the run, and positions
-        // without a row before it.
-        let runs = [[chunk, 2 * chunk, chunk], [2 * chunk, 3 * chunk, chunk]];
-        for (launches, pointers) in [(&forward[..], 5), (&backward[1..3], 6)] {
-            for (launch, run) in launches.iter().zip(runs) {
-                let sizes: Vec<u64> = launch.arguments[pointers..pointers + 6]
-                    .iter()
-                    .map(|argument| match argument {
-                        Argument::U32(size) => u64::from(*size),
-                        other => panic!("{other:?}"),
-                    })
-                    .collect();
-                assert_eq!(sizes[..3], [4, 2, 4].map(|chunks| chunks * chunk));
-                assert_eq!(sizes[3..], run, "{}", launch.kernel);
-            }
         }
     }
 }

@@ -5,7 +5,7 @@ use narrows_cpu::kernels::{
     attention_backward, attention_forward,
 };
 
-use super::{AttentionProblem, Values};
+use super::problem::{AttentionProblem, Values};
 use crate::formats::rounded;
 
 const SERIAL: Parallel = Parallel::SERIAL;
