@@ -13,9 +13,10 @@
 //! microbatches, F, B and H are times of two, and m is the number of pairs.
 //!
 //! The reductions of blocks begin when the backward pass of the last block has ended too, and the forward pass of the last block
-//! follows all gathers but those of the head. Where passes run one microbatch, that block may therefore count with H, and the
-//! collectives of the head with the k·(1 − 1/c) of their time that they add at least. A model of one block is excepted: parts of
-//! its bucket overlap with its own passes.
+//! follows all gathers but those of the head. That block may therefore count with H, and the collectives of the head with the
+//! k·(1 − 1/c) of their time that they add at least. A model of one block is excepted: parts of its bucket overlap with its own
+//! passes. A pass of two microbatches may begin the block before while the second microbatch is still in the last one: what is
+//! computed until all gradients of the last block are complete counts in full, so that the sum is a bound all the same.
 //!
 //! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the segment before
 //! it. During the backward pass of a segment, the weights of the block before it are gathered and the gradients of the block
@@ -146,8 +147,7 @@ impl<'a> CollectiveStep<'a> {
             parts.push((spec, Place::SecondToLastBlock, 1.0));
             others = first;
         }
-        // A pass of two microbatches alternates between blocks at their border.
-        if let ([first, second, rest @ ..], 1) = (others, context.pass_microbatches()) {
+        if let [first, second, rest @ ..] = others {
             parts.push((SegmentSpec::block(*first, boundary), Place::FirstBlock, 1.0));
             parts.push((SegmentSpec::block(*second, boundary), Place::SecondBlock, 1.0));
             others = rest;
@@ -169,7 +169,7 @@ impl<'a> CollectiveStep<'a> {
             known: RefCell::default(),
             after_backward: 0.0,
         };
-        if context.pass_microbatches() == 1 && !before.is_empty() {
+        if !before.is_empty() {
             step.last_block_counts = [0, 1].map(|at| {
                 step.least_pass(last, at) * (1.0 - step.overlapped)
                     > step.most_in_one_pass(head, at) * (1.0 - step.hidden_cost)
