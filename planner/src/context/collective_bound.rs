@@ -12,7 +12,7 @@ use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use super::block_room::BlockRoom;
 use super::collective_step::{CollectiveStep, Longer};
 use crate::pipeline::PipelineOverheads;
-use crate::segment::SegmentSolver;
+use crate::segment::{ForwardCosts, SegmentSolver};
 
 /// Multipliers that are tried for a case.
 const MULTIPLIERS_MAX: usize = 8;
@@ -41,6 +41,20 @@ impl<'a> CollectiveBounds<'a> {
         bounds
     }
 
+    /// The bounds with these overheads of the layouts and these costs of forward passes.
+    pub(super) fn with_forward_costs(
+        segments: &'a SegmentSolver<'a>,
+        context: &'a Context,
+        overheads: &PipelineOverheads,
+        costs: ForwardCosts,
+    ) -> CollectiveBounds<'a> {
+        let step = CollectiveStep::new(segments, context, overheads.layouts());
+        let step = step.map(|step| step.with_forward_costs(costs));
+        let mut bounds = CollectiveBounds { step, cases: vec![] };
+        bounds.count_ends(overheads);
+        bounds
+    }
+
     /// Counts what the ends of the passes add with these overheads of the same layouts.
     pub(super) fn count_ends(&mut self, overheads: &PipelineOverheads) {
         if let Some(step) = &mut self.step {
@@ -52,7 +66,8 @@ impl<'a> CollectiveBounds<'a> {
     fn find_cases(&mut self) {
         let Some(step) = &self.step else { return };
         let bound = |longer| Some((step.bound(longer)?, longer));
-        self.cases = step.cases().into_iter().filter_map(bound).collect();
+        let never = step.has_forward_costs().then_some([Longer::Never; 2]);
+        self.cases = step.cases().into_iter().chain(never).filter_map(bound).collect();
         self.cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     }
 

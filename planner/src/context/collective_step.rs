@@ -40,7 +40,7 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 
 use crate::pipeline::{PipelineOverheads, StageOverhead, in_flight_in_chunk};
-use crate::segment::{SegmentSolver, SegmentSpec};
+use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
 
 /// The passes in one direction whose collectives take longer than they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +116,8 @@ pub(super) struct CollectiveStep<'a> {
     at_ends: [f64; 2],
     /// Time that reductions of the first block add which follow the last backward pass, in seconds.
     after_backward: f64,
+    /// Costs of forward passes besides those of the segments.
+    forward_costs: Option<ForwardCosts>,
     /// The [least costs](CollectiveStep::least) that are known: places and cases share most of them.
     known: RefCell<Vec<(LeastCostKey, [f64; 2])>>,
 }
@@ -166,6 +168,7 @@ impl<'a> CollectiveStep<'a> {
             parts,
             last_block_counts: [false; 2],
             at_ends: [0.0; 2],
+            forward_costs: None,
             known: RefCell::default(),
             after_backward: 0.0,
         };
@@ -176,6 +179,16 @@ impl<'a> CollectiveStep<'a> {
             });
         }
         Some(step)
+    }
+
+    /// The same with these costs of forward passes.
+    pub(super) fn with_forward_costs(self, costs: ForwardCosts) -> CollectiveStep<'a> {
+        CollectiveStep { forward_costs: Some(costs), known: RefCell::default(), ..self }
+    }
+
+    /// Whether forward passes have other costs than those of the segments.
+    pub(super) fn has_forward_costs(&self) -> bool {
+        self.forward_costs.is_some()
     }
 
     /// Counts what the ends of the passes add with these overheads of the same layouts.
@@ -307,13 +320,9 @@ impl<'a> CollectiveStep<'a> {
             return known;
         }
         let (segments, context) = (self.segments, self.context);
-        let least = match multiplier {
-            None => [segments.min_weighted_time(spec, context, &weights)?, 0.0],
-            Some(multiplier) => {
-                let memory = (multiplier, in_flight_in_chunk(context, 0, 0));
-                segments.min_weighted_cost(spec, context, &weights, memory)?
-            }
-        };
+        let memory = multiplier.map(|multiplier| (multiplier, in_flight_in_chunk(context, 0, 0)));
+        let costs = (&weights, self.forward_costs.as_ref());
+        let least = segments.min_weighted_cost(spec, context, costs, memory)?;
         self.known.borrow_mut().push((key, least));
         Some(least)
     }

@@ -16,6 +16,7 @@
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
 //! | `pair_bound` | bounds of passes of two microbatches that count exposed collectives |
+//! | `op_weights` | weights of their own for each op in these bounds |
 //! | `pair_segments` | segments with other prices of passes of two microbatches |
 //! | `pairs` | more plans with passes of two microbatches |
 //! | `min_memory` | the plan that needs the least memory |
@@ -30,6 +31,7 @@ mod lower_bound;
 mod lowering;
 mod memory_limited_bound;
 mod min_memory;
+mod op_weights;
 mod pair_bound;
 mod pair_segments;
 mod pairs;

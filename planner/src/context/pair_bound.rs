@@ -2,15 +2,26 @@
 //!
 //! The bound of a division counts each collective as if computation hid it. Other weights of computation and
 //! collectives give other bounds of the same plans. The largest is sought on a grid, one weight after the other: as the least of sums
-//! that are linear in each weight, the bound is concave in it. It counts the weights for a whole pass, and not what each
-//! collective has beside it.
+//! that are linear in each weight, the bound is concave in it. These are weights of whole passes. From the largest bound on the grid,
+//! [weights of their own](super::op_weights) for each op of forward passes are improved: a step goes towards those that are
+//! best for the cheapest decisions, as far as that raises the bound.
 
 use narrows_plan::Context;
 
 use super::bounds::LayoutBound;
+use super::collective_bound::CollectiveBounds;
+use super::op_weights::{OpWeights, WeightedForward, weights_between};
 use super::pair_segments::STEPS;
 use super::solver::ContextSolver;
 use crate::pipeline::EmbeddingAndHead;
+use crate::segment::SegmentSolver;
+
+/// Steps of a search for weights of their own for each op.
+const OP_WEIGHT_STEPS_MAX: usize = 4;
+/// Factor by which a step raises the bound at least.
+const OP_WEIGHTS_GAIN_MIN: f64 = 1.0 + 1e-4;
+/// Share of the incumbent from which on a bound is raised by weights of their own for each op.
+const OP_WEIGHTS_FROM: f64 = 0.8;
 
 impl ContextSolver<'_> {
     /// Raises the bound of a layout with pairs of microbatches.
@@ -45,10 +56,58 @@ impl ContextSolver<'_> {
                 break;
             }
         }
+        if largest < incumbent {
+            let segments = self.pair_segments.weighted(self.segments, weights);
+            let weight = weights[0] as f64 / STEPS as f64;
+            let known = [largest, incumbent];
+            largest = self.bound_with_op_weights(context, (layout, segments, weight), known);
+        }
         if largest >= incumbent {
             return LayoutBound::NoImprovement;
         }
         bound.raised_to(largest)
+    }
+
+    /// The largest of bounds with weights of their own for each op of forward passes, or a known one if that is larger, in seconds. The
+    /// search begins with one weight for all.
+    fn bound_with_op_weights(
+        &self,
+        context: &Context,
+        (layout, segments, weight): (&EmbeddingAndHead, &SegmentSolver, f64),
+        [known, incumbent]: [f64; 2],
+    ) -> f64 {
+        let Some(slowdown) = segments.prices(context).overlap_slowdown() else { return known };
+        if !incumbent.is_finite() || known < OP_WEIGHTS_FROM * incumbent {
+            return known;
+        }
+        let specs = layout.specs(segments.shape_count());
+        let forward = WeightedForward::new(segments.forward_parts(&specs, context), slowdown);
+        let relaxed = self.relaxed_layout(context, layout);
+        let bound = |weights: &OpWeights| {
+            let costs = forward.costs(weights);
+            let bounds =
+                CollectiveBounds::with_forward_costs(segments, context, &relaxed.overheads, costs);
+            let largest = bounds.largest();
+            let sought = [known.max(largest), incumbent];
+            largest.max(self.within_memory(&bounds, context, &relaxed, sought))
+        };
+        let mut weights = forward.uniform(weight);
+        let mut largest = bound(&weights);
+        for _ in 0..OP_WEIGHT_STEPS_MAX {
+            if largest >= incumbent || self.out_of_time() {
+                break;
+            }
+            let best = forward.best_for_cheapest(&weights);
+            let mut shorter = [1.0, 0.5, 0.25].into_iter().map(|share| {
+                let tried = weights_between([&weights, &best], share);
+                (bound(&tried), tried)
+            });
+            match shorter.find(|(bound, _)| *bound > largest * OP_WEIGHTS_GAIN_MIN) {
+                Some(larger) => (largest, weights) = larger,
+                None => break,
+            }
+        }
+        largest.max(known)
     }
 
     /// Lower bound on the plans of a layout with these weights, in seconds; 0 where none is known.
@@ -84,12 +143,13 @@ mod tests {
     use narrows_cost_model::{Prices, instruction_spans};
     use narrows_plan::Seconds;
     use narrows_plan::program::{Instr, Phase};
+    use narrows_plan::strategy::{Baseline, Rules};
 
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
-    use crate::feasible_plan::FeasiblePlan;
+    use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
     use crate::request::Request;
-    use crate::segment::{PairPrices, PairWeights, SegmentSolver};
+    use crate::segment::{PairPrices, PairWeights, SegmentSpec, SolvedSegment};
     use crate::slower_links;
 
     use super::*;
@@ -120,6 +180,94 @@ mod tests {
             instructions.iter().map(time).sum::<Seconds>().0
         });
         (end, sums)
+    }
+
+    /// The time of a plan's forward pass with these weights, for both microbatches.
+    fn weighted_forward(
+        forward: &WeightedForward,
+        weights: &OpWeights,
+        plan: &FeasiblePlan,
+        specs: &[SegmentSpec],
+    ) -> f64 {
+        let ModelDecisions { embedding, stages, head, .. } = &plan.decisions;
+        let of_segment = |spec: SegmentSpec, solved: &SolvedSegment| {
+            forward.time(weights, (spec, solved.grouping), &solved.choice).expect("a decision")
+        };
+        let [block, embedding_spec, head_spec] = specs else { panic!("blocks of one shape") };
+        let blocks: f64 = stages[0].iter().map(|solved| of_segment(*block, solved)).sum();
+        2.0 * (blocks + of_segment(*embedding_spec, embedding) + of_segment(*head_spec, head))
+    }
+
+    /// Whatever weights the ops have, no forward pass takes less than the weighted sum of its kernels. With the weights that are best
+    /// for the cheapest decisions, some take hardly more.
+    #[test]
+    fn no_forward_pass_is_faster_than_with_weights_of_its_ops() {
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let (mut checked, mut tightest, mut gain) = (0, f64::INFINITY, 0.0_f64);
+        let all = Baseline::Auto;
+        for (name, slower, baseline) in [
+            ("llama-350m", 4.0, all),
+            ("llama-350m", 1.0, Baseline::MegatronSp),
+            ("cola-350m", 4.0, all),
+            ("cola-350m", 1.0, all),
+        ] {
+            let request = slower_links::request(name, [slower, 1.0], [4, 32, 2048]);
+            let rules = Rules { baseline, ..request.rules };
+            let request = Request { tensor: Some(4), rules, ..request };
+            let segments = SegmentSolver::new(&request, Deadline::none());
+            let solver = ContextSolver::new(&request, &segments);
+            let in_pairs = |context: &Context| context.overlap_microbatch_pairs;
+            for context in contexts(&request).into_iter().filter(in_pairs) {
+                let prices = segments.prices(&context);
+                let slowdown = prices.overlap_slowdown().expect("a profile with overlap");
+                for weight in [0, 2, STEPS] {
+                    solver.pair_segments.weighted(&segments, [weight, 0]);
+                }
+                for plan in plans(&solver, &context) {
+                    let layout = (plan.decisions.boundary, None);
+                    let layout = EmbeddingAndHead::fastest(&segments, &context, layout);
+                    let specs = layout.expect("a layout").specs(segments.shape_count());
+                    let parts = segments.forward_parts(&specs, &context);
+                    let forward = WeightedForward::new(parts, slowdown);
+                    let chunk = &plan.program.program().stages[0].chunks[0];
+                    let (end, _) = pass(chunk.instructions(Phase::Forward), Phase::Forward, prices);
+                    let mut all: Vec<OpWeights> =
+                        (0..=2).map(|weight| forward.uniform(f64::from(weight) / 2.0)).collect();
+                    all.extend(all.clone().iter().map(|from| forward.best_for_cheapest(from)));
+                    for _ in 0..24 {
+                        let (changes, mut weights) = (1 + next(8), forward.uniform(0.0));
+                        let mut last = [1.0; 2];
+                        for of_slot in weights.iter_mut().flatten() {
+                            if next(24) < changes {
+                                last = [next(3), next(3)].map(|weight| weight as f64 / 2.0);
+                            }
+                            *of_slot = last;
+                        }
+                        all.push(weights);
+                    }
+                    let sums = all
+                        .iter()
+                        .map(|weights| weighted_forward(&forward, weights, &plan, &specs));
+                    let sums: Vec<f64> = sums.collect();
+                    for sum in &sums {
+                        assert!(*sum <= end * (1.0 + 1e-9), "{name}, {context:?}: {sum}, {end}");
+                    }
+                    let largest = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
+                    tightest = tightest.min(end / largest(&sums[3..]));
+                    gain = gain.max(largest(&sums[3..]) / largest(&sums[..3]));
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 20, "{checked} plans");
+        assert!(tightest < 1.01, "no pass within {tightest} of a sum");
+        assert!(gain > 1.05, "weights of their own for ops raise no sum by more than {gain}");
     }
 
     /// Weights raise bounds where links are slow; no pass takes less than a sum of its kernels, and no step less than the bound.

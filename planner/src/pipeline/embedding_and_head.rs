@@ -68,6 +68,14 @@ impl EmbeddingAndHead {
         Some(EmbeddingAndHead { boundary, tied_weight, embedding, head, bound })
     }
 
+    /// The segments of the layout: blocks of so many shapes, embedding and head.
+    pub(crate) fn specs(&self, shapes: usize) -> Vec<SegmentSpec> {
+        let block = |shape| SegmentSpec::block(shape, self.boundary);
+        let end = |kind| SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
+        let ends = [SegmentKind::Embedding, SegmentKind::Head].map(end);
+        (0..shapes).map(block).chain(ends).collect()
+    }
+
     /// A relaxation of all solutions: as fast as the fastest and as small as the smallest. Bounds computed
     /// with the relaxation hold for all solutions.
     pub(crate) fn relaxation(

@@ -8,6 +8,7 @@ use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{BucketSplit, Bytes, Context, Seconds};
 
 use super::cache::{PassTimesCache, StepPhaseBounds};
+use super::forward_parts::ForwardCosts;
 use super::prepared::PreparedSegment;
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
@@ -52,40 +53,42 @@ impl SegmentSolver<'_> {
         context: &Context,
         weights: &StepWeights,
     ) -> Option<f64> {
-        Some(self.min_cost(spec, context, weights, None)?[0])
+        Some(self.min_weighted_cost(spec, context, (weights, None), None)?[0])
     }
 
-    /// The same with `multiplier` seconds for each byte with these microbatches in flight, and the bytes of these decisions: 0 where
-    /// the segment is too wide for elimination.
+    /// The same with other costs of forward passes, where there are such, and with `multiplier` seconds for each byte with these
+    /// microbatches in flight; and the bytes of these decisions: 0 without a multiplier, and where the segment is too wide for elimination.
     pub(crate) fn min_weighted_cost(
         &self,
         spec: SegmentSpec,
         context: &Context,
-        weights: &StepWeights,
-        memory: (f64, InFlight),
-    ) -> Option<[f64; 2]> {
-        self.min_cost(spec, context, weights, Some(memory))
-    }
-
-    /// The least cost, and the bytes of its decisions with a multiplier of bytes.
-    fn min_cost(
-        &self,
-        spec: SegmentSpec,
-        context: &Context,
-        weights: &StepWeights,
+        (weights, forward): (&StepWeights, Option<&ForwardCosts>),
         memory: Option<(f64, InFlight)>,
     ) -> Option<[f64; 2]> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
-            let mut costs = prepared.priced.weighted_times(&step_phases, weights).concat();
+            let forward = forward.and_then(|costs| costs.get(&(spec, *grouping)));
+            let besides = StepWeights { forward: 0.0, ..*weights };
+            let weighted = if forward.is_some() { &besides } else { weights };
+            let mut costs = prepared.priced.weighted_times(&step_phases, weighted).concat();
             let bytes = memory.map_or_else(Vec::new, |(multiplier, in_flight)| {
                 let bytes = prepared.priced.bytes(&step_phases, in_flight);
                 let of_choices = costs.iter_mut().zip(bytes.iter().flatten());
                 of_choices.for_each(|(cost, bytes)| *cost += multiplier * bytes.as_f64());
                 bytes
             });
-            let cheapest = prepared.cheapest(&costs)?;
+            let cheapest = match forward {
+                None => prepared.cheapest(&costs),
+                Some(forward) => {
+                    let with = |forward: &Vec<f64>| {
+                        let both = costs.iter().zip(forward);
+                        let both = both.map(|(cost, forward)| cost + weights.forward * forward);
+                        prepared.cheapest(&both.collect::<Vec<_>>())
+                    };
+                    forward.iter().filter_map(with).min_by(|a, b| a.cost.total_cmp(&b.cost))
+                }
+            }?;
             let chosen = cheapest.assignment.iter().zip(&bytes);
             let bytes: Bytes = chosen.map(|(choice, bytes)| bytes[*choice as usize]).sum();
             Some([cheapest.cost, bytes.as_f64()])

@@ -5,6 +5,7 @@ mod cache;
 mod context_keys;
 mod elimination_orders;
 mod fastest;
+mod forward_parts;
 mod hull_cache;
 mod hulls;
 mod keys;
@@ -18,6 +19,7 @@ mod spec;
 
 pub(crate) use cache::SegmentCache;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
+pub(crate) use forward_parts::{ForwardCosts, ForwardNode, ForwardParts};
 pub(crate) use keys::PassKey;
 pub(crate) use pair_prices::{ExposedShares, PairPrices, PairWeights};
 pub(crate) use pass_lines::RelaxedPasses;

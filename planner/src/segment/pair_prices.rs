@@ -14,7 +14,7 @@
 
 use narrows_cost_model::{OverlapSlowdown, Prices};
 use narrows_plan::Seconds;
-use narrows_plan::kernel::{CollectiveKind, Kernel};
+use narrows_plan::kernel::{Collective, CollectiveKind, Kernel};
 use narrows_plan::program::Phase;
 
 /// Times that kernels count with in passes of two microbatches.
@@ -24,6 +24,17 @@ pub(crate) enum PairPrices {
     Bound(PairWeights),
     /// Computation with its time, and collectives with shares of their time more than in the bound without weights.
     Exposed(ExposedShares),
+    /// The kernels of one class in forward passes with their time, and all others with none.
+    Forward(KernelClass),
+}
+
+/// Kernels of one of the two streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelClass {
+    /// All but collectives of activations.
+    Computation,
+    /// Collectives of activations.
+    Collectives,
 }
 
 /// Weights θ of the bound by collectives; that by computation has the rest.
@@ -62,27 +73,41 @@ impl PairPrices {
     ) -> Seconds {
         let hidden_cost = slowdown.hidden_cost();
         let exposed = |share: f64| hidden_cost + share * (1.0 - hidden_cost);
-        let factor = match (self, kernel) {
-            (PairPrices::Bound(weights), Kernel::Collective(collective)) => {
-                match collective.group.axis.shards_activations() {
-                    true => exposed(weights.of(phase)),
-                    false => 1.0,
-                }
+        let class = KernelClass::of(kernel);
+        let factor = match (self, class) {
+            (PairPrices::Bound(weights), KernelClass::Collectives) => exposed(weights.of(phase)),
+            (PairPrices::Bound(_), KernelClass::Computation)
+                if matches!(kernel, Kernel::Collective(_)) =>
+            {
+                1.0
             }
-            (PairPrices::Bound(weights), _) => {
+            (PairPrices::Bound(weights), KernelClass::Computation) => {
                 1.0 - weights.of(phase) * (1.0 - slowdown.hidden_computation_cost())
             }
-            (PairPrices::Exposed(shares), Kernel::Collective(collective))
-                if collective.group.axis.shards_activations() =>
-            {
-                match collective.kind {
-                    CollectiveKind::AllReduce => exposed(shares.all_reduce),
-                    _ => exposed(shares.others),
+            (PairPrices::Exposed(shares), KernelClass::Collectives) => match kernel {
+                Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, .. }) => {
+                    exposed(shares.all_reduce)
                 }
-            }
-            (PairPrices::Exposed(_), _) => 1.0,
+                _ => exposed(shares.others),
+            },
+            (PairPrices::Exposed(_), KernelClass::Computation) => 1.0,
+            (PairPrices::Forward(only), class) => match phase == Phase::Forward && class == only {
+                true => 1.0,
+                false => 0.0,
+            },
         };
         prices.kernel_time(kernel) * factor
+    }
+}
+
+impl KernelClass {
+    fn of(kernel: &Kernel) -> KernelClass {
+        match kernel {
+            Kernel::Collective(collective) if collective.group.axis.shards_activations() => {
+                KernelClass::Collectives
+            }
+            _ => KernelClass::Computation,
+        }
     }
 }
 
