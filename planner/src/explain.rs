@@ -89,7 +89,8 @@ pub struct MeshRow {
     /// Whether collectives of activations overlap with the computation of another microbatch. Absent where they do not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overlap_microbatch_pairs: bool,
-    /// Lower bound on the step time of its plans, in seconds.
+    /// Lower bound on the step time of its plans, in seconds. With the objective `memory`, of those that need no more memory than
+    /// the chosen plan.
     pub bound_s: Option<f64>,
     /// Step time of its best plan in seconds, when it was solved.
     pub step_time_s: Option<f64>,

@@ -20,7 +20,7 @@ pub struct TrainingRunArgs {
     #[arg(long, value_name = "N", value_parser = units::tokens)]
     pub tokens: Option<f64>,
     /// Price of one device for one hour, in dollars [default: that of the hardware profile, if it has one]
-    #[arg(long, value_name = "DOLLARS", value_parser = units::non_negative)]
+    #[arg(long, value_name = "DOLLARS", value_parser = units::dollars_per_hour)]
     pub price_per_device_hour: Option<f64>,
     /// Electrical power of one device with its share of the host, in watts
     #[arg(long, value_name = "WATTS", value_parser = units::non_negative)]

@@ -1,5 +1,6 @@
 //! Values with units on the command line.
 
+use narrows_cost_model::profile::DOLLARS_PER_HOUR;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -110,6 +111,14 @@ pub fn tokens(text: &str) -> Result<f64, String> {
     finite(text)
         .filter(|number| *number > 0.0 && *number <= TOKENS_MAX)
         .ok_or_else(|| format!("expected a number above 0, at most {TOKENS_MAX:e}"))
+}
+
+/// Parses a price of a device for an hour, in dollars.
+pub fn dollars_per_hour(text: &str) -> Result<f64, String> {
+    let (low, high) = (DOLLARS_PER_HOUR.start(), DOLLARS_PER_HOUR.end());
+    finite(text)
+        .filter(|number| DOLLARS_PER_HOUR.contains(number))
+        .ok_or_else(|| format!("expected a number from {low} to {high:e}"))
 }
 
 /// Parses zero or a number above it.

@@ -36,7 +36,9 @@ pub fn run(args: &ExplainArgs) -> CommandResult<()> {
         Some(best) => request.beside(best),
         None => request.clone(),
     };
-    let report = ExplainReport::new(&explained, &explanation, compared.as_ref(), &result.report);
+    let request_of_plans = (&explained, request.objective);
+    let report =
+        ExplainReport::new(request_of_plans, &explanation, compared.as_ref(), &result.report);
     write_documents(&report, || report.figures(), &documents)?;
     report::print(&report, output.format, detail, output.plan_on_stdout())?;
     match result.best {

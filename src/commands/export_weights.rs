@@ -1,6 +1,6 @@
 //! `narrows export-weights`: writes the weights of a checkpoint for another training code.
 
-use narrows_plan::model::{ConfigClass, Model};
+use narrows_plan::model::{ConfigClass, Model, ParameterId};
 use narrows_plan::{Defect, Defects};
 use narrows_runtime::checkpoint::{CONFIG_FILE, TokenizerFile};
 use narrows_runtime::interchange::{WeightFormat, fold_weights};
@@ -18,7 +18,10 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
     let tokenizer = weights.folder().map_or(Ok(vec![]), tokenizer_files_of)?;
     let weights = weights.read(&model)?;
-    let weights = if target.model == model { weights } else { fold_weights(&model, weights) };
+    let weights = match target.model == model {
+        true => weights,
+        false => fold_weights(&model, weights).map_err(|id| too_large(&model, id))?,
+    };
     let folder = WeightsFolder::create(output)?;
     let written = folder.write_weights(&target.model, &weights, target.format)?;
     let config_file = match target.format {
@@ -34,6 +37,12 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
     let report =
         ExportWeightsReport::new((&model, &target.model), &written, &config_file, tokenizer);
     report::print(&report, args.format.format, Detail::Summary, false)
+}
+
+fn too_large(model: &Model, id: ParameterId) -> Failure {
+    let problem = "the product of its factors exceeds the range of f32";
+    let defect = Defect::new(id.to_string(), problem).hint("--to cola, which has factors");
+    Failure::file(&model.name, Defects::single(defect))
 }
 
 /// Model, format and configuration that a class loads.

@@ -3,7 +3,7 @@
 use narrows_plan::{Bytes, ContextAttention, Mesh, Seconds};
 use narrows_planner::{
     Bottleneck, ContextOutcome, Explanation, Infeasible, MemoryBinding, MemoryEvidence, MeshRow,
-    Prediction, Request, Resource, SearchReport,
+    Objective, Prediction, Request, Resource, SearchReport,
 };
 use serde::Serialize;
 
@@ -11,6 +11,7 @@ use super::Report;
 use super::page::{Align, Cell, Page};
 use super::prediction::assumed;
 use super::search::SearchSummary;
+use super::step_cost::short;
 use crate::args::Detail;
 use crate::plot::{Figure, PlotKind, step_time_picture};
 use crate::text::{attention_mark, plural, plural_with, zero_stage};
@@ -35,6 +36,8 @@ pub struct ExplainReport<'a> {
     /// Model, devices and hardware.
     #[serde(skip)]
     title: String,
+    #[serde(skip)]
+    objective: Objective,
 }
 
 #[derive(Serialize)]
@@ -46,9 +49,9 @@ struct ComparedFile<'a> {
 }
 
 impl<'a> ExplainReport<'a> {
-    /// The report on a search, its explanation, and the plan file to compare.
+    /// The report on a search for this objective, its explanation, and the plan file to compare. The request is that of the plans.
     pub fn new(
-        request: &Request,
+        (request, objective): (&Request, Objective),
         explanation: &'a Explanation,
         given: Option<&'a PricedFile>,
         report: &SearchReport,
@@ -65,7 +68,7 @@ impl<'a> ExplainReport<'a> {
         };
         let devices = plural(request.devices, "device");
         let title = format!("{} on {devices} of {}", request.model.name, request.profile.name());
-        ExplainReport { explanation, given, search, title }
+        ExplainReport { explanation, given, search, title, objective }
     }
 }
 
@@ -85,7 +88,7 @@ impl Report for ExplainReport<'_> {
             bottlenecks(&mut page, &self.explanation.bottlenecks, detail);
         }
         self.alternatives(&mut page, detail);
-        meshes(&mut page, self.explanation, detail);
+        meshes(&mut page, self.explanation, self.objective, detail);
         page.heading("Search");
         page.line(self.search.effort());
         page
@@ -209,7 +212,7 @@ fn memory(binding: &MemoryBinding) -> String {
 }
 
 /// The meshes with a plan, and the numbers of other meshes by outcome; in full detail all meshes.
-fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
+fn meshes(page: &mut Page, explanation: &Explanation, objective: Objective, detail: Detail) {
     let meshes = &explanation.meshes;
     if meshes.is_empty() {
         return;
@@ -264,15 +267,29 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         meshes.iter().filter(move |row| detail == Detail::Summary && predicate(&row.outcome))
     };
     let count = |predicate| summarised(predicate).count() as u64;
-    let mut bounds: Vec<f64> = summarised(is_pruned).filter_map(|row| row.bound_s).collect();
-    bounds.sort_by(f64::total_cmp);
-    let [low, high] = [bounds.first(), bounds.last()]
-        .map(|bound| bound.map_or(String::new(), |seconds| Seconds(*seconds).to_string()));
+    let [low, high] = bound_range(summarised(is_pruned), objective);
+    let [not_improved, larger_bounds] = match objective {
+        Objective::StepTime => ["searched without finding a faster plan", "larger bounds"],
+        Objective::Memory => {
+            page.paragraph(
+                "Bounds are those of plans that need no more memory than the chosen one, among which \
+                 the search was for the fastest.",
+            );
+            ["searched without finding a faster plan of that memory", "larger bounds"]
+        }
+        Objective::Cost => {
+            page.paragraph(
+                "Bounds in the table are those of step times. Configurations are ruled out by their \
+                 device-seconds.",
+            );
+            ["searched without finding a cheaper plan", "larger bounds of device-seconds"]
+        }
+    };
     for (meshes, reason) in [
         (count(is_pruned), format!("ruled out by bounds of {low} to {high}")),
-        (count(is_not_improved), "searched without finding a faster plan".into()),
+        (count(is_not_improved), not_improved.into()),
         (count(is_not_reached), "not reached in time".into()),
-        (explanation.meshes_not_listed as u64, "not listed, with larger bounds".into()),
+        (explanation.meshes_not_listed as u64, format!("not listed, with {larger_bounds}")),
     ] {
         if meshes > 0 {
             page.line(format!(
@@ -298,6 +315,21 @@ fn overlap_words(row: &MeshRow) -> String {
 }
 
 /// Legend of the meshes in the table.
+/// The least and the largest bound of meshes, in the unit of the objective.
+fn bound_range<'a>(meshes: impl Iterator<Item = &'a MeshRow>, objective: Objective) -> [String; 2] {
+    let bound = |row: &MeshRow| match objective {
+        Objective::Cost => row.bound_s.map(|seconds| seconds * row.mesh.devices() as f64),
+        Objective::StepTime | Objective::Memory => row.bound_s,
+    };
+    let mut bounds: Vec<f64> = meshes.filter_map(bound).collect();
+    bounds.sort_by(f64::total_cmp);
+    let text = |bound: f64| match objective {
+        Objective::Cost => format!("{} device-seconds", short(bound)),
+        Objective::StepTime | Objective::Memory => Seconds(bound).to_string(),
+    };
+    [bounds.first(), bounds.last()].map(|bound| bound.map_or(String::new(), |bound| text(*bound)))
+}
+
 fn mesh_legend(listed: &[&MeshRow]) -> String {
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let has_chunks = listed.iter().any(|row| row.chunks.is_some());

@@ -35,7 +35,7 @@ pub fn devices_phrase(cost: &StepCost) -> String {
 }
 
 /// A number with three significant digits, or with all digits before the decimal point.
-fn short(value: f64) -> String {
+pub fn short(value: f64) -> String {
     if value >= 100.0 || value <= 0.0 {
         return rounded(value);
     }

@@ -66,21 +66,28 @@ fn csv_run(run: &TrainingRunEstimate) -> [String; CSV_RUN.len()] {
 }
 
 impl WhatIfReport<'_> {
-    /// The rows as CSV (RFC 4180): the settings, then results in the units of their names.
+    /// The rows as CSV (RFC 4180): the settings, then results in the units of their names. A result that has the name of a setting
+    /// begins with `plan_`.
     pub fn csv(&self) -> String {
         let settings = self.points.first().map(|point| point.settings.keys().cloned());
+        let settings: Vec<String> = settings.into_iter().flatten().collect();
         let categories = TimeCategory::ALL.iter().map(|category| format!("{}_s", category.name()));
-        let header = settings.into_iter().flatten().chain(CSV_RESULTS.map(str::to_owned));
         let (has_runs, has_costs) = (self.has_runs(), self.has_costs());
         let run_columns = CSV_RUN.iter().filter(|_| has_runs);
         let cost_columns = CSV_COST.iter().filter(|_| has_costs);
         let more = run_columns.chain(cost_columns).map(|column| column.to_string());
-        let header = header.chain(categories).chain(more).chain(CSV_LAST.map(str::to_owned));
+        let results = CSV_RESULTS.map(str::to_owned).into_iter();
+        let results = results.chain(categories).chain(more).chain(CSV_LAST.map(str::to_owned));
+        let results = results.map(|name| match settings.contains(&name) {
+            true => format!("plan_{name}"),
+            false => name,
+        });
+        let header: Vec<String> = settings.iter().cloned().chain(results).collect();
         let rows = self.points.iter().map(|point| {
             let settings = point.settings.values().map(|value| text_of(value));
             settings.chain(point.result.csv(has_runs, has_costs)).collect::<Vec<_>>()
         });
-        csv_table(&header.collect::<Vec<_>>(), rows)
+        csv_table(&header, rows)
     }
 }
 

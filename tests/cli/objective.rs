@@ -162,6 +162,25 @@ fn gaps_of_a_sweep_are_those_of_its_objectives() {
     assert!(text.contains(" less time, no plan saves more than "), "{text}");
 }
 
+/// Bounds are of what the objective compares.
+#[test]
+fn explanations_say_what_their_bounds_are_of() {
+    for (objective, parts) in [
+        ("step-time", ["ruled out by bounds of ", " ms.", "with larger bounds."]),
+        ("memory", ["need no more memory than the chosen one", " ms.", "plan of that memory"]),
+        (
+            "cost",
+            ["by their device-seconds", " device-seconds.", "larger bounds of device-seconds"],
+        ),
+    ] {
+        let request = "--model cola-350m --devices 4 --global-batch 8";
+        let text = stdout(&format!("explain {request} --objective {objective}"));
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let missing: Vec<&&str> = parts.iter().filter(|part| !text.contains(**part)).collect();
+        assert!(missing.is_empty(), "{objective}: no {missing:?} in {text}");
+    }
+}
+
 #[test]
 fn bad_objectives_are_rejected() {
     let (_folder, expensive) = priced_profile(1e9);
@@ -179,6 +198,10 @@ fn bad_objectives_are_rejected() {
         (
             format!("plan {REQUEST} --objective cost --hardware {expensive}"),
             ["price_per_device_hour", "not between 0 and"],
+        ),
+        (
+            format!("plan {REQUEST} --tokens 1e9 --price-per-device-hour 1e300"),
+            ["--price-per-device-hour", "from 0 to 1e6"],
         ),
         (format!("sensitivity {REQUEST} --objective cost"), ["--objective", "step time"]),
         ("run --objective cost".to_owned(), ["a run uses all of its devices", "narrows run FILE"]),

@@ -194,7 +194,13 @@ fn rows_are_written_as_csv() {
     assert_eq!(lines.len(), 4);
     assert!(lines[0].starts_with("tensor,step_time_s,step_time_low_s,"), "{}", lines[0]);
     assert!(lines[3].starts_with("3,,,"), "{}", lines[3]);
-    let columns = lines[0].split(',').count();
+    let mut columns: Vec<&str> = lines[0].split(',').collect();
+    assert!(columns.contains(&"plan_tensor"), "{}", lines[0]);
+    let number = columns.len();
+    columns.sort_unstable();
+    columns.dedup();
+    assert_eq!(columns.len(), number, "two columns have one name: {}", lines[0]);
+    let columns = number;
     assert_eq!(lines[1].split(',').count(), columns);
     let json = json(&format!("{SMALL} --sweep tensor=1"));
     let time = json["points"][0]["prediction"]["step_time_s"].to_string();

@@ -31,3 +31,4 @@ pub use presets::{preset, preset_names};
 pub use provenance::{Provenance, ProvenanceKind, RELATIVE_ERROR_MAX, RelativeError};
 pub use read::{read, schema};
 pub use refits::{BootstrapRefits, FittedParameter};
+pub use validation::DOLLARS_PER_HOUR;

@@ -20,7 +20,7 @@ use super::refits::BootstrapRefits;
 /// FLOPs per second: from a microcontroller to a thousand times an H100.
 const FLOPS: RangeInclusive<f64> = 1e3..=1e18;
 /// Dollars for a device and an hour: a larger price is a mistake in a unit.
-const DOLLARS_PER_HOUR: RangeInclusive<f64> = 0.0..=1e6;
+pub const DOLLARS_PER_HOUR: RangeInclusive<f64> = 0.0..=1e6;
 /// Bytes per second.
 const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
 /// Efficiencies: a value below 1e-4 is a mistake in a unit.

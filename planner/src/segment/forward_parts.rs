@@ -26,7 +26,7 @@ pub(crate) type ForwardCosts = HashMap<(SegmentSpec, Grouping), Vec<Vec<f64>>>;
 pub(crate) struct ForwardParts {
     /// The segment.
     pub spec: SegmentSpec,
-    /// Its grouping.
+    /// Grouping of its linears.
     pub grouping: Grouping,
     /// The nodes of its table.
     pub nodes: Vec<ForwardNode>,
@@ -43,7 +43,7 @@ pub(crate) struct ForwardParts {
     communicates: Vec<(usize, bool)>,
 }
 
-/// What a node does in a forward pass. Slots number the reshards of the inputs, the first op, the reshards of its outputs, the
+/// The work of a node in a forward pass. Slots number the reshards of the inputs, the first op, the reshards of its outputs, the
 /// second op, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ForwardNode {

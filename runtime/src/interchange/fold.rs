@@ -7,9 +7,12 @@ use crate::session::ModelTensors;
 
 /// The weights of a model's [folded](Model::folded) counterpart: A·B in place of A and B, each sum in f64.
 ///
+/// # Errors
+/// The first linear whose product exceeds the range of f32.
+///
 /// # Panics
 /// When a factor of the model has no weights.
-pub fn fold_weights(model: &Model, mut weights: ModelTensors) -> ModelTensors {
+pub fn fold_weights(model: &Model, mut weights: ModelTensors) -> Result<ModelTensors, ParameterId> {
     for (index, block) in model.blocks.iter().enumerate() {
         for (kind, linear) in block.linears() {
             let Some(rank) = linear.rank() else { continue };
@@ -17,10 +20,14 @@ pub fn fold_weights(model: &Model, mut weights: ModelTensors) -> ModelTensors {
             let factors = [WeightId::FactorA(kind), WeightId::FactorB(kind)];
             let [a, b] = factors.map(|factor| weights.remove(&id(factor)).unwrap_or_default());
             let product = multiply(&a, &b, rank as usize, linear.d_out as usize);
-            weights.insert(id(WeightId::Dense(kind)), product);
+            let id = id(WeightId::Dense(kind));
+            if product.iter().any(|element| !element.is_finite()) {
+                return Err(id);
+            }
+            weights.insert(id, product);
         }
     }
-    weights
+    Ok(weights)
 }
 
 /// A·B, with A of `inner` columns and B of `columns`.

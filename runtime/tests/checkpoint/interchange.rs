@@ -246,6 +246,20 @@ fn paths_without_weights_are_refused() {
     refused(folder.path(), "`../b`, which is not a file of its folder");
 }
 
+/// Factors of finite weights have no product in f32 where it is too large.
+#[test]
+fn products_beyond_the_range_of_weights_are_refused() {
+    let model = model_of(IDENTITY, "swiglu", 2, false);
+    let mut weights = random_weights(&model, 2);
+    for (id, tensor) in &mut weights {
+        if id.to_string().starts_with("layer 1 k.") {
+            tensor.fill(3e38);
+        }
+    }
+    let refused = fold_weights(&model, weights).unwrap_err();
+    assert_eq!(refused.to_string(), "layer 1 k");
+}
+
 /// The dense weights of a folded model compute the same function, and a class that is written reads as an equal
 /// model.
 #[test]
@@ -253,7 +267,7 @@ fn folded_pairs_are_the_products_of_their_factors() {
     let model = model_of(IDENTITY, "swiglu", 2, false);
     let weights = random_weights(&model, 2);
     let folded = model.folded().unwrap();
-    let dense = fold_weights(&model, weights.clone());
+    let dense = fold_weights(&model, weights.clone()).unwrap();
     let sizes: ModelTensors = logical_parameters(&folded)
         .iter()
         .map(|p| (p.id, vec![0.0; p.elements() as usize]))

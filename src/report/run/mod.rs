@@ -305,12 +305,8 @@ impl RunReport {
                 ));
             }
         }
-        // Exact steps are in no prediction, and seldom the median.
-        let measured_speed = match predicted.exact_step {
-            Some(_) => self.tokens as f64 / self.steps as f64 / self.step_time_s,
-            None => self.tokens_per_s,
-        };
-        rows.push(row("tokens/s", speed(predicted.tokens_per_s), speed(measured_speed)));
+        let of_median = self.tokens as f64 / self.steps as f64 / self.step_time_s;
+        rows.push(row("tokens/s", speed(predicted.tokens_per_s), speed(of_median)));
         rows.push(row(
             "memory per device",
             largest(&predicted.peak_memory_bytes),
@@ -321,9 +317,11 @@ impl RunReport {
             &[("", Align::Left), ("predicted", Align::Right), ("measured", Align::Right)],
             &rows,
         );
-        if predicted.exact_step.is_some() {
+        if speed(of_median) != speed(self.tokens_per_s) {
+            // Exact steps are in no prediction, and seldom the median.
+            let included = predicted.exact_step.as_ref().map_or("", |_| ", exact ones included");
             page.line(format!(
-                "Measured is the median step. All steps, exact ones included: {} tokens/s.",
+                "Measured is the median step. All steps{included}: {} tokens/s.",
                 speed(self.tokens_per_s)
             ));
         }
