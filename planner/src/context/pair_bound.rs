@@ -91,23 +91,32 @@ impl ContextSolver<'_> {
             let sought = [known.max(largest), incumbent];
             largest.max(self.within_memory(&bounds, context, &relaxed, sought))
         };
-        let mut weights = forward.uniform(weight);
-        let mut largest = bound(&weights);
+        let (mut weights, mut largest) = (forward.uniform(weight), known);
         for _ in 0..OP_WEIGHT_STEPS_MAX {
             if largest >= incumbent || self.out_of_time() {
                 break;
             }
             let best = forward.best_for_cheapest(&weights);
-            let mut shorter = [1.0, 0.5, 0.25].into_iter().map(|share| {
+            let step = |share: f64| {
                 let tried = weights_between([&weights, &best], share);
                 (bound(&tried), tried)
-            });
-            match shorter.find(|(bound, _)| *bound > largest * OP_WEIGHTS_GAIN_MIN) {
-                Some(larger) => (largest, weights) = larger,
-                None => break,
+            };
+            // A concave bound that a short step does not raise is raised by no longer one.
+            let [short, longer @ ..] = [0.25, 0.5, 1.0];
+            let mut highest = step(short);
+            if highest.0 <= largest * OP_WEIGHTS_GAIN_MIN {
+                break;
             }
+            for share in longer {
+                let next = step(share);
+                if next.0 <= highest.0 {
+                    break;
+                }
+                highest = next;
+            }
+            (largest, weights) = highest;
         }
-        largest.max(known)
+        largest
     }
 
     /// Lower bound on the plans of a layout with these weights, in seconds; 0 where none is known.
