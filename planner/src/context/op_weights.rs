@@ -69,7 +69,7 @@ impl WeightedForward {
     pub(super) fn new(parts: Vec<ForwardParts>, slowdown: OverlapSlowdown) -> WeightedForward {
         let of_part = |part| divided(part, slowdown);
         let mut parts: Vec<ForwardParts> = parts.into_iter().flat_map(of_part).collect();
-        parts.retain(|part| part.cheapest(&part.backward_times()).is_some());
+        parts.retain(|part| part.cheapest(&part.backward).is_some());
         let reach = parts.iter().map(Reach::of).collect();
         WeightedForward { parts, reach, slowdown }
     }
@@ -218,7 +218,7 @@ impl WeightedForward {
     /// The best weights for the decisions of each part that are the cheapest with these.
     pub(super) fn best_for_cheapest(&self, weights: &OpWeights) -> OpWeights {
         let cheapest = |(index, part): (usize, &ForwardParts)| {
-            let both = part.backward_times().into_iter().zip(self.costs_of(index, weights));
+            let both = part.backward.iter().zip(self.costs_of(index, weights));
             let costs: Vec<f64> = both.map(|(backward, forward)| backward + forward).collect();
             part.cheapest(&costs)
         };
@@ -299,7 +299,7 @@ impl WeightedForward {
 
     /// The runs of a sequence of parts under these choices.
     fn runs(&self, sequence: &[usize], choices: &[&[u32]]) -> Vec<Run> {
-        let mut runs = vec![];
+        let mut runs: Vec<Run> = vec![];
         let mut run = Run::default();
         for (place, (index, choice)) in sequence.iter().zip(choices).enumerate() {
             let part = &self.parts[*index];
@@ -319,7 +319,7 @@ impl WeightedForward {
                 run.collectives += collectives;
                 run.between.push((place, slot));
                 match runs.last_mut() {
-                    Some(before @ Run { .. }) if !run.has_gemm => {
+                    Some(before) if !run.has_gemm => {
                         before.collectives += run.collectives;
                         before.between.append(&mut run.slots);
                         before.between.append(&mut run.between);
@@ -355,7 +355,7 @@ fn divided(part: ForwardParts, slowdown: OverlapSlowdown) -> Vec<ForwardParts> {
     let exposed = (1.0 + slowdown.hidden_cost()) / 2.0;
     let forward = part.computation.iter().flatten().zip(part.collectives.iter().flatten());
     let forward = forward.map(|(computation, collective)| computation + exposed * collective);
-    let both = part.backward_times().into_iter().zip(forward);
+    let both = part.backward.iter().zip(forward);
     let costs: Vec<f64> = both.map(|(backward, forward)| backward + forward).collect();
     let Some((_, choice)) = part.cheapest(&costs) else { return vec![part] };
     let communicates = |node: &usize| {

@@ -81,7 +81,8 @@ impl ContextSolver<'_> {
             return known;
         }
         let specs = layout.specs(segments.shape_count());
-        let forward = WeightedForward::new(segments.forward_parts(&specs, context), slowdown);
+        let Some(parts) = segments.forward_parts(&specs, context) else { return known };
+        let forward = WeightedForward::new(parts, slowdown);
         let relaxed = self.relaxed_layout(context, layout);
         let bound = |weights: &OpWeights| {
             let costs = forward.costs(weights);
@@ -243,7 +244,7 @@ mod tests {
                     let layout = (plan.decisions.boundary, None);
                     let layout = EmbeddingAndHead::fastest(&segments, &context, layout);
                     let specs = layout.expect("a layout").specs(segments.shape_count());
-                    let parts = segments.forward_parts(&specs, &context);
+                    let parts = segments.forward_parts(&specs, &context).expect("narrow segments");
                     let forward = WeightedForward::new(parts, slowdown);
                     let chunk = &plan.program.program().stages[0].chunks[0];
                     let (end, _) = pass(chunk.instructions(Phase::Forward), Phase::Forward, prices);

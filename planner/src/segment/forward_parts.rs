@@ -31,9 +31,11 @@ pub(crate) struct ForwardParts {
     /// The nodes of its table.
     pub nodes: Vec<ForwardNode>,
     /// Times of computation.
-    pub computation: Vec<Vec<f64>>,
+    pub computation: Arc<[Vec<f64>]>,
     /// Times of collectives of activations.
-    pub collectives: Vec<Vec<f64>>,
+    pub collectives: Arc<[Vec<f64>]>,
+    /// Times in the backward pass of one microbatch. Those of all nodes follow one after the other.
+    pub backward: Arc<[f64]>,
     /// Slots with a GEMM or attention whatever is chosen, in order.
     pub gemms: Vec<usize>,
     /// Slots of linears whose GEMM may compute an addition, each with the slot of the addition.
@@ -54,24 +56,26 @@ pub(crate) enum ForwardNode {
 }
 
 impl SegmentSolver<'_> {
-    /// The forward passes of segments, with all of their groupings.
+    /// The forward passes of segments, with all of their groupings; `None` where one is too wide for elimination.
     pub(crate) fn forward_parts(
         &self,
         specs: &[SegmentSpec],
         context: &Context,
-    ) -> Vec<ForwardParts> {
+    ) -> Option<Vec<ForwardParts>> {
         let only = |class| self.with_pair_prices(PairPrices::Forward(class));
         let [computation, collectives] =
             [KernelClass::Computation, KernelClass::Collectives].map(only);
         let of_spec = |spec: &SegmentSpec| {
             let of_grouping = |grouping| {
+                let prepared = self.prepare(*spec, grouping, context);
+                prepared.order.as_ref()?;
                 let times = |solver: &SegmentSolver| {
                     let forward = StepWeights { forward: 1.0, ..StepWeights::default() };
                     let prepared = solver.prepare(*spec, grouping, context);
                     prepared.priced.weighted_pass_times(&forward)
                 };
                 let times = [times(&computation), times(&collectives)];
-                ForwardParts::new((*spec, grouping), times, self.prepare(*spec, grouping, context))
+                Some(ForwardParts::new((*spec, grouping), times, prepared))
             };
             self.groupings(*spec).into_iter().map(of_grouping).collect::<Vec<_>>()
         };
@@ -93,12 +97,14 @@ impl ForwardParts {
         let is_gemm = |op: &Op| matches!(op, Op::Linear(_) | Op::Attention(_));
         let gemms = segment.op_ids().filter(|op| is_gemm(&segment.op(*op).op));
         let sums = segment.value_ids().filter_map(|id| ResidualSum::of_some_flow(segment, id));
+        let backward = StepWeights { backward: 1.0, ..StepWeights::default() };
         ForwardParts {
             spec,
             grouping,
             nodes: ops.chain(reshards).collect(),
-            computation,
-            collectives,
+            computation: computation.into(),
+            collectives: collectives.into(),
+            backward: prepared.priced.weighted_pass_times(&backward).concat().into(),
             gemms: gemms.map(slot).collect(),
             residual_sums: sums.map(|sum| [sum.linear, sum.add].map(slot)).collect(),
             prepared,
@@ -138,7 +144,7 @@ impl ForwardParts {
         if self.communicates.iter().any(is_certain) {
             return true;
         }
-        let costs = self.nodes.iter().zip(&self.collectives).flat_map(|(node, times)| {
+        let costs = self.nodes.iter().zip(self.collectives.iter()).flat_map(|(node, times)| {
             let counts = slots.contains(&node.slot());
             times.iter().map(move |time| if counts && *time > 0.0 { 1.0 } else { 0.0 })
         });
@@ -147,14 +153,12 @@ impl ForwardParts {
         self.prepared.cheapest(&costs).is_none_or(|least| least.cost > 0.5)
     }
 
-    /// The choices of all nodes with the least sum of costs, and that sum; `None` without legal decisions, and where the segment is too
-    /// wide for elimination.
+    /// The choices of all nodes with the least sum of costs, and that sum; `None` without legal decisions.
     pub(crate) fn cheapest(&self, costs: &[f64]) -> Option<(f64, Vec<u32>)> {
         let mut costs = costs.to_vec();
         self.leave_out(&mut costs);
         let cheapest = self.prepared.cheapest(&costs)?;
-        (cheapest.cost.is_finite() && cheapest.assignment.len() == self.nodes.len())
-            .then(|| (cheapest.cost, cheapest.assignment.to_vec()))
+        cheapest.cost.is_finite().then(|| (cheapest.cost, cheapest.assignment.to_vec()))
     }
 
     /// The sum of the costs of decisions; `None` where they are none of the segment.
@@ -166,17 +170,11 @@ impl ForwardParts {
         let flows = choice.flows.iter().zip(space.flows.iter());
         let flows = flows.map(|(flow, all)| all.iter().position(|other| other == flow));
         let mut first = 0;
-        let chosen = ops.chain(flows).zip(&self.computation).map(|(choice, of_node)| {
+        let chosen = ops.chain(flows).zip(self.computation.iter()).map(|(choice, of_node)| {
             first += of_node.len();
             Some(costs[first - of_node.len() + choice?])
         });
         chosen.sum()
-    }
-
-    /// Times of all choices in the backward pass of one microbatch, in seconds. Those of all nodes follow one after the other.
-    pub(crate) fn backward_times(&self) -> Vec<f64> {
-        let backward = StepWeights { backward: 1.0, ..StepWeights::default() };
-        self.prepared.priced.weighted_pass_times(&backward).concat()
     }
 }
 
