@@ -153,10 +153,9 @@ impl Attention {
                 shift,
             };
         // Steps between the first and the last, in one of which the chunks of queries are merged apart.
-        let [of_one, others] = match group.size - 2 {
-            0 => [0, 0],
-            between => [1, between - 1],
-        };
+        let between = group.size - 2;
+        let of_one = between.min(1);
+        let others = between - of_one;
         Some(match self.direction {
             Direction::Forward => vec![
                 steps(1, &[&attention], &[pack], shift(&[input])),

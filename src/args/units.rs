@@ -1,10 +1,10 @@
 //! Values with units on the command line.
 
-use narrows_cost_model::profile::DOLLARS_PER_HOUR;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use narrows_cost_model::profile::DOLLARS_PER_HOUR;
 use narrows_plan::Bytes;
 use narrows_planner::MemoryLimit;
 use schemars::JsonSchema;

@@ -314,7 +314,6 @@ fn overlap_words(row: &MeshRow) -> String {
     .to_owned()
 }
 
-/// Legend of the meshes in the table.
 /// The least and the largest bound of meshes, in the unit of the objective.
 fn bound_range<'a>(meshes: impl Iterator<Item = &'a MeshRow>, objective: Objective) -> [String; 2] {
     let bound = |row: &MeshRow| match objective {
@@ -330,6 +329,7 @@ fn bound_range<'a>(meshes: impl Iterator<Item = &'a MeshRow>, objective: Objecti
     [bounds.first(), bounds.last()].map(|bound| bound.map_or(String::new(), |bound| text(*bound)))
 }
 
+/// Legend of the meshes in the table.
 fn mesh_legend(listed: &[&MeshRow]) -> String {
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let has_chunks = listed.iter().any(|row| row.chunks.is_some());
