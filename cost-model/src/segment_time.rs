@@ -74,6 +74,24 @@ pub struct StepWeights {
     pub sharded_reductions: f64,
 }
 
+impl StepWeights {
+    /// These weights and `count` times the others.
+    #[must_use]
+    pub fn plus(self, other: StepWeights, count: f64) -> StepWeights {
+        StepWeights {
+            forward: self.forward + count * other.forward,
+            backward: self.backward + count * other.backward,
+            weight_gradient: self.weight_gradient + count * other.weight_gradient,
+            step_phase: self.step_phase + count * other.step_phase,
+            update: self.update + count * other.update,
+            gathered: self.gathered + count * other.gathered,
+            overlapped: self.overlapped + count * other.overlapped,
+            sharded_gathers: self.sharded_gathers + count * other.sharded_gathers,
+            sharded_reductions: self.sharded_reductions + count * other.sharded_reductions,
+        }
+    }
+}
+
 /// Lower bounds on the passes of one microbatch, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PassTimesMin {

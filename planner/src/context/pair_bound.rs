@@ -133,7 +133,8 @@ impl ContextSolver<'_> {
         let fastest =
             EmbeddingAndHead::fastest(segments, context, (layout.boundary, layout.tied_weight));
         let Some(fastest) = fastest else { return 0.0 };
-        match solver.layout_bound(context, &solver.relaxed_layout(context, &fastest), incumbent) {
+        let relaxed = solver.relaxed_layout(context, &fastest);
+        match solver.layout_bound(context, &relaxed, incumbent, &mut None) {
             LayoutBound::Bound { time, .. } => time.0,
             LayoutBound::NoImprovement => incumbent,
             LayoutBound::Infeasible(_) => 0.0,

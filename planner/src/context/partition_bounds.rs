@@ -6,9 +6,9 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
 use super::collective_bound::CollectiveBounds;
-use super::solver::{ContextSolver, PartitionResult};
+use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
-use crate::pipeline::{EmbeddingAndHead, PipelineOverheads};
+use crate::pipeline::{EmbeddingAndHead, Multipliers, PipelineOverheads, StagePartitioner};
 use crate::request::MemoryLimit;
 use crate::segment::SegmentSpec;
 
@@ -21,7 +21,7 @@ pub(super) struct RelaxedLayout {
 impl ContextSolver<'_> {
     /// Bounds on the plans of a context. Layouts that cannot beat `incumbent` are not divided.
     pub(crate) fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
-        let mut of_layouts = vec![];
+        let (mut of_layouts, mut multipliers) = (vec![], None);
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
             let layout = (fastest.boundary, fastest.tied_weight);
             let mut collectives = CollectiveBounds::new(self.segments, context, layout);
@@ -33,7 +33,8 @@ impl ContextSolver<'_> {
             collectives.count_ends(&relaxed.overheads);
             let undivided = fastest.bound.0.max(collectives.largest());
             let mut bound = if undivided < incumbent {
-                self.layout_bound(context, &relaxed, incumbent).at_least(Seconds(undivided))
+                let bound = self.layout_bound(context, &relaxed, incumbent, &mut multipliers);
+                bound.at_least(Seconds(undivided))
             } else {
                 LayoutBound::NoImprovement
             };
@@ -102,17 +103,25 @@ impl ContextSolver<'_> {
         context: &Context,
         layout: &RelaxedLayout,
         incumbent: f64,
+        multipliers: &mut Option<Multipliers>,
     ) -> LayoutBound {
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let RelaxedLayout { embedding_and_head: relaxed, overheads } = layout;
-        match self.partition(context, relaxed, overheads, &no_reserve, incumbent) {
-            PartitionResult::Partitions(_, partitions) => {
-                LayoutBound::of_division(partitions[0].bound)
+        let bounds = self.block_budgets(context, relaxed, &no_reserve).ok().map(|budgets| {
+            let partitioner =
+                StagePartitioner::new(self.segments, context, relaxed.boundary, budgets);
+            let (bounds, priced) = partitioner.bounds(overheads, incumbent, multipliers);
+            self.count_priced(priced);
+            (bounds, partitioner.is_interrupted())
+        });
+        match bounds {
+            Some((_, true)) => LayoutBound::of_division(relaxed.bound),
+            Some((Some([divided, of_paths]), _)) => {
+                LayoutBound::of_division(Seconds(divided)).raised_to(of_paths)
             }
-            PartitionResult::Interrupted => LayoutBound::of_division(relaxed.bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
-            PartitionResult::NoneFits if incumbent.is_finite() => LayoutBound::NoImprovement,
-            PartitionResult::NoneFits => {
+            _ if incumbent.is_finite() => LayoutBound::NoImprovement,
+            _ => {
                 let limit = self.request.arena_limit();
                 let bound = self.memory_bound(context, relaxed).unwrap_or_default();
                 let needed = bound.max(limit);
@@ -121,5 +130,63 @@ impl ContextSolver<'_> {
                 LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::context_space::contexts;
+    use crate::deadline::Deadline;
+    use crate::request::Request;
+    use crate::segment::SegmentSolver;
+    use crate::slower_links;
+
+    use super::*;
+
+    /// Within a memory limit, which raises some bounds, no plan is faster than the mean of its paths.
+    #[test]
+    fn no_plan_within_the_memory_is_faster_than_a_mean_of_its_paths() {
+        let (mut checked, mut raised, mut limited, mut tightest) = (0, 0, 0, f64::INFINITY);
+        for (name, slower, mib) in [("llama-350m", 1.0, 1200), ("cola-350m", 8.0, 700)] {
+            let unlimited = slower_links::request(name, [1.0, slower], [16, 64, 1024]);
+            let memory_limit = MemoryLimit::Bytes(Bytes(mib << 20));
+            let request = Request { memory_limit, ..unlimited };
+            let segments = SegmentSolver::new(&request, Deadline::none());
+            let solver = ContextSolver::new(&request, &segments);
+            let has_bound =
+                |context: &Context| (2..=8).contains(&context.mesh.pipeline) && context.chunks == 1;
+            for context in contexts(&request).into_iter().filter(has_bound).step_by(5) {
+                let bounds = solver.bounds(&context, f64::INFINITY);
+                let of_layouts = bounds.layouts.iter().map(|(_, bound)| bound.seconds());
+                let bound = of_layouts.fold(f64::INFINITY, f64::min);
+                let free = ContextSolver::new(&unlimited_of(&request), &segments)
+                    .bounds(&context, f64::INFINITY);
+                let free = free.layouts.iter().map(|(_, bound)| bound.seconds());
+                let free = free.fold(f64::INFINITY, f64::min);
+                let Ok(Some(plan)) = solver.solve(&context, &bounds, f64::INFINITY).best else {
+                    continue;
+                };
+                assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {bound}");
+                raised += bounds
+                    .layouts
+                    .iter()
+                    .filter(|(_, bound)| {
+                        matches!(bound, LayoutBound::Bound { beyond_division, .. } if beyond_division.0 > 0.0)
+                    })
+                    .count();
+                checked += 1;
+                if bound > free * 1.005 {
+                    limited += 1;
+                    tightest = tightest.min(plan.time.0 / bound);
+                }
+            }
+        }
+        assert!(checked > 50 && raised > 5, "{checked} plans, {raised} raised");
+        assert!(limited > 5 && tightest < 1.03, "{limited} raised by memory, within {tightest}");
+    }
+
+    /// The same request without a memory limit.
+    fn unlimited_of(request: &Request) -> Request {
+        Request { memory_limit: MemoryLimit::None, ..request.clone() }
     }
 }

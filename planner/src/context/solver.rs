@@ -97,6 +97,11 @@ impl<'a> ContextSolver<'a> {
         self.candidates_priced.load(Ordering::Relaxed)
     }
 
+    /// Counts partial partitions.
+    pub(super) fn count_priced(&self, partitions: u64) {
+        self.candidates_priced.fetch_add(partitions, Ordering::Relaxed);
+    }
+
     /// The segments that were solved, with all prices of pairs of microbatches.
     pub(crate) fn all_segments(&self) -> impl Iterator<Item = &SegmentSolver<'a>> {
         iter::once(self.segments).chain(self.pair_segments.iter())
@@ -307,7 +312,7 @@ impl<'a> ContextSolver<'a> {
         let partitioner =
             StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
         let (partitions, priced) = partitioner.partitions(overheads, incumbent);
-        self.candidates_priced.fetch_add(priced, Ordering::Relaxed);
+        self.count_priced(priced);
         if partitioner.is_interrupted() {
             PartitionResult::Interrupted
         } else if partitions.is_empty() {

@@ -23,9 +23,10 @@ use std::ops::Range;
 
 use narrows_plan::PipelineSchedule;
 
-use super::joint_times::{CASES, Ending, ForwardGathers, JointMinima, JointTimes, Role, plus};
+use super::joint_times::{JointMinima, JointTimes, plus};
 use super::overhead::StageOverhead;
 use super::prefix_sums::prefix_sums;
+use super::roles::{CASES, Ending, ForwardGathers, Role};
 use super::stage_position::{PassesAround, StagePosition, StepSchedule};
 
 /// Terms of a first stage in the bounds of later stages, in seconds: what it adds beyond the terms of stages between.

@@ -6,119 +6,8 @@ use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Context, PipelineSchedule};
 
 use super::overhead::StageOverhead;
-use crate::segment::{SegmentSolver, SegmentSpec};
-
-/// Collectives over the data axis that take longer than the pass that they overlap with: gathers of updated weights during the
-/// first forward pass, or gradient reductions during the last pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Longer {
-    gathers: bool,
-    reductions: bool,
-}
-
-/// All cases.
-pub(super) const CASES: [Longer; 4] = [
-    Longer { gathers: false, reductions: false },
-    Longer { gathers: false, reductions: true },
-    Longer { gathers: true, reductions: false },
-    Longer { gathers: true, reductions: true },
-];
-
-/// Gathers of updated weights during the first forward pass of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ForwardGathers {
-    /// They may be hidden while the stage waits for its first microbatch.
-    Uncounted,
-    /// They take no longer than the pass.
-    Hidden,
-    /// They take longer than the pass.
-    Longer,
-}
-
-/// Part of a path that a stage contributes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// First forward pass with its gathers, less the gathers of a later stage that it hides.
-    Forward(ForwardGathers),
-    /// Both passes of one microbatch.
-    Passes,
-    /// Both passes without the weight gradients that have passes of their own.
-    RoundTrip,
-    /// Both passes of one microbatch on the first stage, and the step phase, in a case.
-    First(usize),
-    /// The same of all microbatches after the warm-up.
-    AfterWarmUp(usize),
-    /// All passes of a step and the step phase, in a case.
-    Step(usize),
-    /// The same where the last pass is one of weight gradients, and reductions take longer.
-    StepWithWeightGradients,
-    /// A step of a zero-bubble pipeline as in one of these three roles, but for all forward passes after the first that the
-    /// second stage runs before its first backward pass.
-    Waited(Ending),
-}
-
-/// The end of a step of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// Collectives over the data axis are hidden.
-    Hidden,
-    /// Reductions take longer than the last backward pass.
-    Reductions,
-    /// Reductions take longer than the last pass, one of weight gradients.
-    WithWeightGradients,
-}
-
-impl Ending {
-    /// The role of a step with this end.
-    pub(super) fn step(self) -> Role {
-        match self {
-            Ending::Hidden => Role::Step(0),
-            Ending::Reductions => Role::Step(1),
-            Ending::WithWeightGradients => Role::StepWithWeightGradients,
-        }
-    }
-}
-
-/// All roles, each at its [index](Role::index).
-pub(super) const ROLES: [Role; 21] = [
-    Role::Forward(ForwardGathers::Uncounted),
-    Role::Forward(ForwardGathers::Hidden),
-    Role::Forward(ForwardGathers::Longer),
-    Role::Passes,
-    Role::RoundTrip,
-    Role::First(0),
-    Role::First(1),
-    Role::First(2),
-    Role::First(3),
-    Role::AfterWarmUp(0),
-    Role::AfterWarmUp(1),
-    Role::AfterWarmUp(2),
-    Role::AfterWarmUp(3),
-    Role::Step(0),
-    Role::Step(1),
-    Role::Step(2),
-    Role::Step(3),
-    Role::StepWithWeightGradients,
-    Role::Waited(Ending::Hidden),
-    Role::Waited(Ending::Reductions),
-    Role::Waited(Ending::WithWeightGradients),
-];
-
-impl Role {
-    /// The place in [`ROLES`].
-    pub(super) fn index(self) -> usize {
-        match self {
-            Role::Forward(gathers) => gathers as usize,
-            Role::Passes => 3,
-            Role::RoundTrip => 4,
-            Role::First(case) => 5 + case,
-            Role::AfterWarmUp(case) => 9 + case,
-            Role::Step(case) => 13 + case,
-            Role::StepWithWeightGradients => 17,
-            Role::Waited(ending) => 18 + ending as usize,
-        }
-    }
-}
+use super::roles::{CASES, ForwardGathers, Longer, ROLES, Role};
+use crate::segment::{CheapestDecisions, SegmentSolver, SegmentSpec};
 
 /// Lower bounds on the times of one segment or stage by role, in seconds. Each pass bears the share 1 / (m + P − 1) of the updates,
 /// for m microbatches and P stages.
@@ -129,8 +18,8 @@ pub(super) fn plus(a: JointTimes, b: JointTimes) -> JointTimes {
 }
 
 /// Weights of the times of a segment in a role, and of those of a stage besides its segments.
-struct RoleWeights {
-    of_segment: StepWeights,
+pub(super) struct RoleWeights {
+    pub of_segment: StepWeights,
     /// Forward pass, backward pass, step phase, and of the latter what only the first gather and the first block add.
     besides_segments: [f64; 5],
 }
@@ -147,7 +36,7 @@ pub struct JointMinima {
 }
 
 /// Joint times of the segments of a context.
-struct JointPricing<'a> {
+pub(super) struct JointPricing<'a> {
     segments: &'a SegmentSolver<'a>,
     context: &'a Context,
     microbatches: f64,
@@ -162,7 +51,7 @@ struct JointPricing<'a> {
 
 impl<'a> JointPricing<'a> {
     /// `None` for interleaved pipelines, and for one stage.
-    fn new(
+    pub(super) fn new(
         segments: &'a SegmentSolver<'a>,
         context: &'a Context,
         layouts: (BoundaryLayout, Option<TiedWeightLayout>),
@@ -220,8 +109,13 @@ impl<'a> JointPricing<'a> {
         }
     }
 
+    /// Collectives that may take longer than the passes of a stage.
+    pub(super) fn possible(&self) -> Longer {
+        self.possible
+    }
+
     /// Weights of a role for a segment of this kind.
-    fn weights(&self, role: Role, kind: SegmentKind) -> RoleWeights {
+    pub(super) fn weights(&self, role: Role, kind: SegmentKind) -> RoleWeights {
         let of_case = |case: usize| {
             let Longer { gathers, reductions } = CASES[case];
             Longer {
@@ -353,20 +247,52 @@ impl<'a> JointPricing<'a> {
 
     /// The least times of a segment; `None` without legal decisions.
     fn times(&self, spec: SegmentSpec) -> Option<JointTimes> {
+        let least =
+            |weights: &StepWeights| self.segments.min_weighted_time(spec, self.context, weights);
+        self.by_role(spec.kind, least)
+    }
+
+    /// The times of a segment with these decisions; `None` where it is too wide for elimination.
+    pub(super) fn times_of(
+        &self,
+        spec: SegmentSpec,
+        decisions: &CheapestDecisions,
+    ) -> Option<JointTimes> {
+        let time = |weights: &StepWeights| {
+            self.segments.weighted_time(spec, self.context, decisions, weights)
+        };
+        self.by_role(spec.kind, time)
+    }
+
+    /// The times of a segment of this kind in all roles. Those with equal weights are found once.
+    fn by_role(
+        &self,
+        kind: SegmentKind,
+        time: impl Fn(&StepWeights) -> Option<f64>,
+    ) -> Option<JointTimes> {
         let mut known: Vec<(StepWeights, f64)> = vec![];
         let mut times = [0.0; ROLES.len()];
-        for (role, time) in ROLES.into_iter().zip(&mut times) {
-            let weights = self.weights(role, spec.kind).of_segment;
-            *time = match known.iter().find(|(other, _)| *other == weights) {
+        for (role, of_role) in ROLES.into_iter().zip(&mut times) {
+            let weights = self.weights(role, kind).of_segment;
+            *of_role = match known.iter().find(|(other, _)| *other == weights) {
                 Some((_, time)) => *time,
                 None => {
-                    let least = self.segments.min_weighted_time(spec, self.context, &weights)?;
-                    known.push((weights, least));
-                    least
+                    let time = time(&weights)?;
+                    known.push((weights, time));
+                    time
                 }
             };
         }
         Some(times)
+    }
+
+    /// The times of a stage besides its segments.
+    pub(super) fn besides_segments(&self, overhead: &StageOverhead) -> JointTimes {
+        of_stage_besides_segments(&self.weights_besides_segments(), overhead)
+    }
+
+    fn weights_besides_segments(&self) -> [[f64; 5]; ROLES.len()] {
+        ROLES.map(|role| self.weights(role, SegmentKind::Block).besides_segments)
     }
 }
 
@@ -382,8 +308,7 @@ impl JointMinima {
         let blocks = segments.of_layers(|shape| pricing.times(SegmentSpec::block(shape, boundary)));
         let blocks: Option<Vec<JointTimes>> = blocks.into_iter().collect();
         let end = |kind| pricing.times(SegmentSpec::embedding_or_head(kind, boundary, tied_weight));
-        let besides_segments =
-            ROLES.map(|role| pricing.weights(role, SegmentKind::Block).besides_segments);
+        let besides_segments = pricing.weights_besides_segments();
         Some(JointMinima {
             blocks: blocks?,
             embedding: end(SegmentKind::Embedding)?,
@@ -399,12 +324,7 @@ impl JointMinima {
         stage: usize,
         stages: usize,
     ) -> JointTimes {
-        let [forward, backward, step_phase] = overhead.besides_ends.map(|time| time.0);
-        let (gather, block) = (overhead.first_gather_min.0, overhead.first_block_min.0);
-        let all = [forward, backward, step_phase - gather - block, gather, block];
-        let mut times: JointTimes = std::array::from_fn(|role| {
-            self.besides_segments[role].iter().zip(all).map(|(weight, time)| weight * time).sum()
-        });
+        let mut times = of_stage_besides_segments(&self.besides_segments, overhead);
         if stage == 0 {
             times = plus(times, self.embedding);
         }
@@ -413,4 +333,17 @@ impl JointMinima {
         }
         times
     }
+}
+
+/// The times by role of a stage besides its segments, with these weights.
+fn of_stage_besides_segments(
+    weights: &[[f64; 5]; ROLES.len()],
+    overhead: &StageOverhead,
+) -> JointTimes {
+    let [forward, backward, step_phase] = overhead.besides_ends.map(|time| time.0);
+    let (gather, block) = (overhead.first_gather_min.0, overhead.first_block_min.0);
+    let all = [forward, backward, step_phase - gather - block, gather, block];
+    std::array::from_fn(|role| {
+        weights[role].iter().zip(all).map(|(weight, time)| weight * time).sum()
+    })
 }

@@ -9,7 +9,10 @@
 //! | `step_bound` | lower bounds on the step of a pipeline, by schedule |
 //! | `joint_bound` | the same from passes, reductions and updates of the same decisions |
 //! | `joint_times` | the terms of these bounds, least over the decisions of each segment |
-//! | `path_bound` | the same along one path of an interleaved schedule |
+//! | `path_mean` | the same from a mean of paths, within the memory of all stages |
+//! | `paths` | paths of passes that a step waits for |
+//! | `roles` | what stages contribute to them |
+//! | `path_bound` | a lower bound along one path of an interleaved schedule |
 //! | `stage_position` | the same because of one stage, from its passes and those around |
 //! | `partition_bound` | the same of a partition |
 //! | `prefix_sums` | sums over runs of blocks |
@@ -33,9 +36,12 @@ mod partition;
 mod partition_bound;
 mod partitioner;
 mod path_bound;
+mod path_mean;
+mod paths;
 mod prefix_sums;
 mod refinement;
 mod relaxation;
+mod roles;
 mod sharding;
 mod simulation;
 mod stage_position;
@@ -53,6 +59,7 @@ pub(crate) use overhead::PipelineOverheads;
 pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks};
 pub(crate) use partitioner::StagePartitioner;
+pub(crate) use path_mean::Multipliers;
 pub(crate) use simulation::{simulate_partition, with_fastest_buckets};
 pub use stage_position::StepSchedule;
 pub use undominated::DivisionSearch;

@@ -15,6 +15,7 @@ use super::joint_times::JointMinima;
 use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::path_bound::path_bound;
+use super::path_mean::{Multipliers, PathMean};
 use super::refinement::StageRefinement;
 use super::relaxation::{RelaxedStage, least_step_time};
 use super::stage_position::StepSchedule;
@@ -27,6 +28,9 @@ type Relax = fn(&SegmentSolver, &Context, BoundaryLayout, usize, Bytes) -> Optio
 /// The best assignment of a run of blocks; `None` when none fits.
 type CachedAssignment = Option<Arc<StageAssignment>>;
 
+/// Share of the step to beat below which a bound is raised by means of paths.
+const MEANS_BELOW: f64 = 0.99;
+
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-9;
 
@@ -36,6 +40,16 @@ struct StageMemory {
     budget: Bytes,
     /// Microbatches whose activations each chunk stores at once.
     in_flight: Vec<InFlight>,
+}
+
+/// Choices of stages without blocks whose partitions may take less than a cutoff.
+struct OpenChoices<'o> {
+    /// The overheads of all stages by choice.
+    choices: Vec<&'o [StageOverhead]>,
+    cutoff: PruningCutoff,
+    relaxed: Option<Vec<RelaxedStage>>,
+    /// Partial partitions priced.
+    priced: u64,
 }
 
 /// Divides the blocks of one context among its stages.
@@ -99,38 +113,87 @@ impl<'a> StagePartitioner<'a> {
             let partition = self.interleaved_partition(overheads, path, cutoff);
             return (partition.into_iter().collect(), 1);
         }
-        let mut open: Vec<&[StageOverhead]> = overheads.choices().collect();
-        let mut cutoff = self.pruning_cutoff(cutoff);
-        let choice = |blocks| self.best_assignment(blocks);
+        let open = self.open(overheads, cutoff);
+        self.undominated(open)
+    }
+
+    /// Lower bounds in seconds on all partitions that may take less than `cutoff`: that of the [best](StagePartitioner::partitions)
+    /// one, and one from [means of paths](super::path_mean); `None` without such partitions. And the number priced.
+    pub(crate) fn bounds(
+        &self,
+        overheads: &PipelineOverheads,
+        cutoff: f64,
+        multipliers: &mut Option<Multipliers>,
+    ) -> (Option<[f64; 2]>, u64) {
+        if self.context.chunks > 1 {
+            let (partitions, priced) = self.partitions(overheads, cutoff);
+            return (partitions.first().map(|best| [best.bound.0, 0.0]), priced);
+        }
+        let open = self.open(overheads, cutoff);
+        let choices = open.choices.clone();
+        let (partitions, priced) = self.undominated(open);
+        let Some(divided) = partitions.first().map(|best| best.bound.0) else {
+            return (None, priced);
+        };
+        if divided >= MEANS_BELOW * cutoff {
+            return (Some([divided, 0.0]), priced);
+        }
+        let budgets = self.stages.iter().map(|memory| memory.budget).collect();
+        let (layouts, known) = (overheads.layouts(), multipliers.take());
+        let means = PathMean::new(self.segments, self.context, layouts, budgets, known);
+        let Some(mut means) = means else { return (Some([divided, 0.0]), priced) };
+        let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
+        let bounds = choices.into_iter().map(|of| means.bound(of, cutoff, is_interrupted));
+        let least = bounds.fold(f64::INFINITY, f64::min);
+        *multipliers = means.into_multipliers();
+        ((least < cutoff).then_some([divided, least]), priced)
+    }
+
+    /// The choices of stages without blocks that no relaxation excludes.
+    fn open<'o>(&self, overheads: &'o PipelineOverheads, cutoff: f64) -> OpenChoices<'o> {
+        let mut open = OpenChoices {
+            choices: overheads.choices().collect(),
+            cutoff: self.pruning_cutoff(cutoff),
+            relaxed: None,
+            priced: 0,
+        };
         let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
         let step = StepSchedule::of(self.context);
-        let mut priced = 0;
-        let mut relaxed = None;
         // Relaxations at known multipliers are cheaper to compute, and exclude most of the partitions that the others exclude.
         for relax in [RelaxedStage::at_known_multipliers, RelaxedStage::new] {
-            relaxed = self.relaxed_stages(cutoff.step_time, relax);
-            if let Some(stages) = &relaxed {
+            open.relaxed = self.relaxed_stages(cutoff, relax);
+            if let Some(stages) = &open.relaxed {
                 let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run());
-                open.retain(|overheads| {
-                    let search =
-                        DivisionSearch { overheads, step, cutoff: &cutoff, is_interrupted };
+                let (cutoff, priced) = (&open.cutoff, &mut open.priced);
+                open.choices.retain(|overheads| {
+                    let search = DivisionSearch { overheads, step, cutoff, is_interrupted };
                     let (is_excluded, labels) = search.is_excluded(&relaxed);
-                    priced += labels;
+                    *priced += labels;
                     !is_excluded
                 });
             }
-            if open.is_empty() {
-                return (vec![], priced);
+            if open.choices.is_empty() {
+                break;
             }
-            if cutoff.joint.is_none() {
-                cutoff.joint = JointMinima::new(self.segments, self.context, overheads.layouts());
+            if open.cutoff.joint.is_none() {
+                let layouts = overheads.layouts();
+                open.cutoff.joint = JointMinima::new(self.segments, self.context, layouts);
             }
         }
+        open
+    }
+
+    /// The best partitions of these choices by their bounds, and the number priced.
+    fn undominated(&self, open: OpenChoices) -> (Vec<Partition>, u64) {
+        let OpenChoices { choices, cutoff, relaxed, mut priced } = open;
+        let choice = |blocks| self.best_assignment(blocks);
+        let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
+        let step = StepSchedule::of(self.context);
         let relaxed = relaxed
             .map(|stages| move |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run()));
         let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
         let mut partitions = vec![];
-        for overheads in open {
+        for overheads in choices {
             let search = DivisionSearch { overheads, step, cutoff: &cutoff, is_interrupted };
             let (undominated, labels) = search.undominated_partitions(&choice, relaxed);
             partitions.extend(undominated);

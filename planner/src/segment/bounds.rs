@@ -1,7 +1,8 @@
 //! Bounds on the times of a segment over all of its choices.
 
 use narrows_cost_model::{
-    InFlight, PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes, WorkingSet,
+    Assignment, InFlight, PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes,
+    WorkingSet,
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
@@ -13,6 +14,18 @@ use super::prepared::PreparedSegment;
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
+use crate::solve::MinCostAssignment;
+
+/// The decisions of a segment that are cheapest at some weights.
+#[derive(Clone, Debug)]
+pub(crate) struct CheapestDecisions {
+    /// In seconds.
+    pub cost: f64,
+    /// The bytes of these decisions: 0 where they were not asked for, and where the segment is too wide for elimination.
+    pub bytes: f64,
+    grouping: Grouping,
+    assignment: Assignment,
+}
 
 impl SegmentSolver<'_> {
     /// Bounds on the time of a segment in the step phase: `[min, max]` in seconds.
@@ -62,9 +75,22 @@ impl SegmentSolver<'_> {
         &self,
         spec: SegmentSpec,
         context: &Context,
-        (weights, forward): (&StepWeights, Option<&ForwardCosts>),
+        costs: (&StepWeights, Option<&ForwardCosts>),
         memory: Option<(f64, InFlight)>,
     ) -> Option<[f64; 2]> {
+        let CheapestDecisions { cost, bytes, .. } =
+            self.cheapest_decisions(spec, context, costs, memory)?;
+        Some([cost, bytes])
+    }
+
+    /// The decisions that attain [`min_weighted_cost`](SegmentSolver::min_weighted_cost).
+    pub(crate) fn cheapest_decisions(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        (weights, forward): (&StepWeights, Option<&ForwardCosts>),
+        memory: Option<(f64, InFlight)>,
+    ) -> Option<CheapestDecisions> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
@@ -91,10 +117,27 @@ impl SegmentSolver<'_> {
             }?;
             let chosen = cheapest.assignment.iter().zip(&bytes);
             let bytes: Bytes = chosen.map(|(choice, bytes)| bytes[*choice as usize]).sum();
-            Some([cheapest.cost, bytes.as_f64()])
+            let MinCostAssignment { cost, assignment } = cheapest;
+            Some(CheapestDecisions { cost, bytes: bytes.as_f64(), grouping: *grouping, assignment })
         };
         let groupings = self.groupings(spec);
-        groupings.iter().filter_map(of_grouping).min_by(|a, b| a[0].total_cmp(&b[0]))
+        groupings.iter().filter_map(of_grouping).min_by(|a, b| a.cost.total_cmp(&b.cost))
+    }
+
+    /// The weighted time of these decisions of a segment in a step, in seconds; `None` where the segment is too wide for elimination.
+    pub(crate) fn weighted_time(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        decisions: &CheapestDecisions,
+        weights: &StepWeights,
+    ) -> Option<f64> {
+        let prepared = self.prepare(spec, decisions.grouping, context);
+        let step_phases = self.step_phases(&prepared, (spec, decisions.grouping), context);
+        prepared.order.as_ref()?;
+        let times = prepared.priced.weighted_times(&step_phases, weights);
+        let chosen = times.iter().zip(&decisions.assignment);
+        Some(chosen.map(|(times, choice)| times[*choice as usize]).sum())
     }
 
     /// For each of [`BucketSplit::ALL`], lower bounds on the first gather of a block that is the first of a stage, and on the time

@@ -17,6 +17,7 @@ mod prepared;
 mod solver;
 mod spec;
 
+pub(crate) use bounds::CheapestDecisions;
 pub(crate) use cache::SegmentCache;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
 pub(crate) use forward_parts::{ForwardCosts, ForwardNode, ForwardParts};

@@ -42,6 +42,7 @@ pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
 pub(crate) use hull::{
     Hull, RowWeights, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable, chord,
 };
+pub(crate) use ilp::{LinearProgram, LinearRow, TIME_SCALE, solve_relaxation};
 pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
 pub use outcome::{SolveMethod, TableSolves};
 pub(crate) use table_solver::solve_table;

@@ -5,8 +5,10 @@ use narrows_plan::{Bytes, Context};
 use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::pipeline::joint_bound::JointBounds;
-use crate::pipeline::joint_times::{JointMinima, ROLES};
+use crate::pipeline::joint_times::JointMinima;
 use crate::pipeline::path_bound::path_bound;
+use crate::pipeline::path_mean::PathMean;
+use crate::pipeline::roles::ROLES;
 use crate::pipeline::{
     EmbeddingAndHead, Partition, PipelineOverheads, StageBlocks, StagePartitioner, StepSchedule,
     simulate_partition,
@@ -93,6 +95,21 @@ fn no_step_is_faster_than_its_joint_bound() {
     });
     assert!(checked > 300, "{checked}");
     assert!(tightest.iter().all(|ratio| *ratio < 1.01), "{tightest:?}");
+}
+
+/// Whichever decisions the stages have, no step takes less than the mean of its paths; some take hardly more.
+#[test]
+fn no_step_is_faster_than_a_mean_of_its_paths() {
+    let has_bound =
+        |context: &Context| (2..=4).contains(&context.mesh.pipeline) && context.chunks == 1;
+    let (checked, tightest) = compare(has_bound, 11, |segments, context, overheads, counts| {
+        let budgets = vec![Bytes(u64::MAX); counts.len()];
+        let means = PathMean::new(segments, context, overheads.layouts(), budgets, None);
+        let mut means = means.expect("several stages of one chunk");
+        means.bound(overheads.of(counts), f64::INFINITY, &|| false)
+    });
+    assert!(checked > 200, "{checked}");
+    assert!(tightest.iter().all(|ratio| *ratio < 1.015), "{tightest:?}");
 }
 
 #[test]

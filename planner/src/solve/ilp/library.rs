@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use good_lp::solvers::microlp::MicroLpProblem;
 use good_lp::solvers::{SolutionStatus, WithInitialSolution};
+use good_lp::variable::VariableDefinition;
 use good_lp::{
     Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap,
     WithTimeLimit, variable,
@@ -97,22 +99,7 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
             false => IlpAnswer::Infeasible,
         });
     }
-    let mut problem = ProblemVariables::new();
-    let integer = |upper: &f64| variable().integer().min(0).max(*upper);
-    let variables: Vec<Variable> =
-        program.upper_bounds.iter().map(|upper| problem.add(integer(upper))).collect();
-    let mut objective = Expression::with_capacity(variables.len());
-    for (&x, &cost) in variables.iter().zip(&program.costs) {
-        objective.add_mul(cost, x);
-    }
-    let mut model = problem.minimise(objective).using(good_lp::microlp);
-    for row in &program.rows {
-        let mut sum = Expression::with_capacity(row.terms.len());
-        for &(x, coefficient) in &row.terms {
-            sum.add_mul(coefficient, variables[x]);
-        }
-        model.add_constraint(if row.is_equality { sum.eq(row.rhs) } else { sum.leq(row.rhs) });
-    }
+    let (mut model, variables) = build(program, VariableDefinition::integer);
     if let Some(start) = request.start {
         model = model.with_initial_solution(variables.iter().copied().zip(start));
     }
@@ -140,6 +127,37 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
     let values = variables.iter().map(|&x| solution.value(x)).collect();
     let bound = solution.into_inner().stats().best_bound.unwrap_or(f64::NEG_INFINITY);
     Ok(IlpAnswer::Solved { values, bound, termination })
+}
+
+/// The values of all variables of a program's relaxation, which may be fractions; `None` without a solution, or where the library
+/// fails.
+pub(crate) fn solve_relaxation(program: &LinearProgram) -> Option<Vec<f64>> {
+    let (model, variables) = build(program, |variable| variable);
+    let solution = model.solve().ok()?;
+    Some(variables.iter().map(|&x| solution.value(x)).collect())
+}
+
+/// The library's model of a program with variables of this kind.
+fn build(
+    program: &LinearProgram,
+    kind: fn(VariableDefinition) -> VariableDefinition,
+) -> (MicroLpProblem, Vec<Variable>) {
+    let mut problem = ProblemVariables::new();
+    let mut add = |upper: &f64| problem.add(kind(variable()).min(0).max(*upper));
+    let variables: Vec<Variable> = program.upper_bounds.iter().map(&mut add).collect();
+    let mut objective = Expression::with_capacity(variables.len());
+    for (&x, &cost) in variables.iter().zip(&program.costs) {
+        objective.add_mul(cost, x);
+    }
+    let mut model = problem.minimise(objective).using(good_lp::microlp);
+    for row in &program.rows {
+        let mut sum = Expression::with_capacity(row.terms.len());
+        for &(x, coefficient) in &row.terms {
+            sum.add_mul(coefficient, variables[x]);
+        }
+        model.add_constraint(if row.is_equality { sum.eq(row.rhs) } else { sum.leq(row.rhs) });
+    }
+    (model, variables)
 }
 
 fn failure(error: impl std::fmt::Display) -> SolveError {
