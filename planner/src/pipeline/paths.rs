@@ -11,7 +11,7 @@ use super::joint_times::JointTimes;
 use super::roles::{CASES, Ending, ForwardGathers, Longer, ROLES, Role};
 use super::stage_position::{StagePosition, StepSchedule};
 
-/// How often a stage contributes each role to a path.
+/// Number of times that a stage contributes each role to a path.
 pub(super) type RoleCounts = [f64; ROLES.len()];
 
 /// The contributions of each stage to a path.
