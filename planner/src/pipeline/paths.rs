@@ -77,14 +77,14 @@ impl PipelinePaths<'_> {
     }
 
     /// The roles of the step of a stage that waits for the round trip of its first microbatch through the later stages.
-    fn waiting_step(&self, stage: usize, step: Role, waited: Ending) -> Option<[(Role, f64); 2]> {
+    fn waiting_step(&self, stage: usize, ending: Ending) -> Option<[(Role, f64); 2]> {
         if self.step.schedule != PipelineSchedule::ZeroBubble {
             return None;
         }
         // All forward passes of the second stage before its first backward pass are left out of the role.
         let left_out = self.position(1).earlier_forward_passes();
         let share = self.position(stage).earlier_forward_passes() / left_out;
-        let own = [(step, 1.0 - share), (Role::Waited(waited), share)];
+        let own = [(ending.step(), 1.0 - share), (Role::Waited(ending), share)];
         (left_out > 0.0).then_some(own)
     }
 
@@ -101,7 +101,7 @@ impl PipelinePaths<'_> {
         }
         for ending in [Ending::Hidden, Ending::Reductions] {
             let is_possible = ending == Ending::Hidden || self.possible.reductions;
-            let waiting = self.waiting_step(0, ending.step(), ending);
+            let waiting = self.waiting_step(0, ending);
             paths.extend(waiting.filter(|_| is_possible).map(|own| self.path(0, &own, once)));
         }
         paths
@@ -130,7 +130,7 @@ impl PipelinePaths<'_> {
                 paths.push(self.path(stage, &own, |at| (at < stage).then(|| before(at))));
                 let all =
                     |at: usize| Some(if at < stage { before(at) } else { (Role::RoundTrip, 1.0) });
-                let waiting = self.waiting_step(stage, ending.step(), ending);
+                let waiting = self.waiting_step(stage, ending);
                 paths.extend(waiting.map(|own| self.path(stage, &own, all)));
             }
         }
