@@ -17,6 +17,7 @@
 //! | `partition_bound` | the same of a partition |
 //! | `prefix_sums` | sums over runs of blocks |
 //! | `partition` | blocks divided among stages |
+//! | `divisions` | the best divisions of one context, and bounds on all of them |
 //! | `undominated` | the best divisions by their bounds |
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
 //! | `relaxation` | lower bounds on the blocks of one stage, for all numbers of blocks |
@@ -26,6 +27,7 @@
 //! | `step_phase_weights` | assignments that weigh the step phase of a stage less or more |
 
 mod assignment;
+mod divisions;
 mod embedding_and_head;
 mod in_flight;
 mod interleaved;

@@ -1,63 +1,42 @@
-//! Divides the blocks of one context among its stages, within the memory of each stage.
+//! Assigns decisions to the blocks of each stage of one context, within the memory of the stage.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use narrows_cost_model::{InFlight, PassTimesMin};
+use narrows_cost_model::InFlight;
 use narrows_plan::strategy::BoundaryLayout;
-use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds};
+use narrows_plan::{Bytes, Context, Seconds};
 use rustc_hash::FxHashMap;
 
 use super::assignment::{BlockInFlight, StageAssignment, assign_points};
 use super::in_flight::in_flight_in_chunks;
-use super::interleaved::{BlockTimesMin, ChunkMin, mean_bound, stage_chunks};
-use super::joint_times::JointMinima;
-use super::overhead::{PipelineOverheads, StageOverhead};
-use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
-use super::path_bound::path_bound;
-use super::path_mean::{Multipliers, PathMean};
+use super::interleaved::stage_chunks;
+use super::overhead::PipelineOverheads;
+use super::partition::{Partition, StageBlocks};
 use super::refinement::StageRefinement;
-use super::relaxation::{RelaxedStage, least_step_time};
-use super::stage_position::StepSchedule;
-use super::undominated::DivisionSearch;
+use super::relaxation::least_step_time;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
-
-/// Relaxes a stage with a budget.
-type Relax = fn(&SegmentSolver, &Context, BoundaryLayout, usize, Bytes) -> Option<RelaxedStage>;
 
 /// The best assignment of a run of blocks; `None` when none fits.
 type CachedAssignment = Option<Arc<StageAssignment>>;
-
-/// Share of the step to beat below which a bound is raised by means of paths.
-const MEANS_BELOW: f64 = 0.99;
 
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-9;
 
 /// The memory of the blocks of a stage.
-struct StageMemory {
+pub(super) struct StageMemory {
     /// Bytes that all blocks may take.
-    budget: Bytes,
+    pub budget: Bytes,
     /// Microbatches whose activations each chunk stores at once.
     in_flight: Vec<InFlight>,
 }
 
-/// Choices of stages without blocks whose partitions may take less than a cutoff.
-struct OpenChoices<'o> {
-    /// The overheads of all stages by choice.
-    choices: Vec<&'o [StageOverhead]>,
-    cutoff: PruningCutoff,
-    relaxed: Option<Vec<RelaxedStage>>,
-    /// Partial partitions priced.
-    priced: u64,
-}
-
 /// Divides the blocks of one context among its stages.
 pub(crate) struct StagePartitioner<'a> {
-    segments: &'a SegmentSolver<'a>,
-    context: &'a Context,
-    boundary: BoundaryLayout,
-    stages: Vec<StageMemory>,
+    pub(super) segments: &'a SegmentSolver<'a>,
+    pub(super) context: &'a Context,
+    pub(super) boundary: BoundaryLayout,
+    pub(super) stages: Vec<StageMemory>,
     /// Assignments by run of blocks, as [`cached_run`](StagePartitioner::cached_run) has it.
     assignments: RefCell<FxHashMap<StageBlocks, CachedAssignment>>,
     /// Assignments with other numbers of microbatches, by run and number.
@@ -93,241 +72,13 @@ impl<'a> StagePartitioner<'a> {
         self.context
     }
 
-    /// The best partitions that may take less than `cutoff`, and the number priced.
-    pub(crate) fn partitions(
-        &self,
-        overheads: &PipelineOverheads,
-        cutoff: f64,
-    ) -> (Vec<Partition>, u64) {
-        if self.context.chunks > 1 {
-            // Without the memory limit, bounds need no assignments.
-            if self.interleaved_bound(overheads, |_| 0.0) >= cutoff {
-                return (vec![], 0);
-            }
-            let layouts = overheads.layouts();
-            let of_stages = overheads.of(&self.even_counts());
-            let path = path_bound(self.segments, self.context, layouts, of_stages).unwrap_or(0.0);
-            if path >= cutoff {
-                return (vec![], 0);
-            }
-            let partition = self.interleaved_partition(overheads, path, cutoff);
-            return (partition.into_iter().collect(), 1);
-        }
-        let open = self.open(overheads, cutoff);
-        self.undominated(open)
-    }
-
-    /// Lower bounds in seconds on all partitions that may take less than `cutoff`: that of the [best](StagePartitioner::partitions)
-    /// one, and one from [means of paths](super::path_mean); `None` without such partitions. And the number priced.
-    pub(crate) fn bounds(
-        &self,
-        overheads: &PipelineOverheads,
-        cutoff: f64,
-        multipliers: &mut Option<Multipliers>,
-    ) -> (Option<[f64; 2]>, u64) {
-        if self.context.chunks > 1 {
-            let (partitions, priced) = self.partitions(overheads, cutoff);
-            return (partitions.first().map(|best| [best.bound.0, 0.0]), priced);
-        }
-        let open = self.open(overheads, cutoff);
-        let choices = open.choices.clone();
-        let (partitions, priced) = self.undominated(open);
-        let Some(divided) = partitions.first().map(|best| best.bound.0) else {
-            return (None, priced);
-        };
-        if divided >= MEANS_BELOW * cutoff {
-            return (Some([divided, 0.0]), priced);
-        }
-        let budgets = self.stages.iter().map(|memory| memory.budget).collect();
-        let (layouts, known) = (overheads.layouts(), multipliers.take());
-        let means = PathMean::new(self.segments, self.context, layouts, budgets, known);
-        let Some(mut means) = means else { return (Some([divided, 0.0]), priced) };
-        let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
-        let bounds = choices.into_iter().map(|of| means.bound(of, cutoff, is_interrupted));
-        let least = bounds.fold(f64::INFINITY, f64::min);
-        *multipliers = means.into_multipliers();
-        ((least < cutoff).then_some([divided, least]), priced)
-    }
-
-    /// The choices of stages without blocks that no relaxation excludes.
-    fn open<'o>(&self, overheads: &'o PipelineOverheads, cutoff: f64) -> OpenChoices<'o> {
-        let mut open = OpenChoices {
-            choices: overheads.choices().collect(),
-            cutoff: self.pruning_cutoff(cutoff),
-            relaxed: None,
-            priced: 0,
-        };
-        let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
-        let step = StepSchedule::of(self.context);
-        // Relaxations at known multipliers are cheaper to compute, and exclude most of the partitions that the others exclude.
-        for relax in [RelaxedStage::at_known_multipliers, RelaxedStage::new] {
-            open.relaxed = self.relaxed_stages(cutoff, relax);
-            if let Some(stages) = &open.relaxed {
-                let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run());
-                let (cutoff, priced) = (&open.cutoff, &mut open.priced);
-                open.choices.retain(|overheads| {
-                    let search = DivisionSearch { overheads, step, cutoff, is_interrupted };
-                    let (is_excluded, labels) = search.is_excluded(&relaxed);
-                    *priced += labels;
-                    !is_excluded
-                });
-            }
-            if open.choices.is_empty() {
-                break;
-            }
-            if open.cutoff.joint.is_none() {
-                let layouts = overheads.layouts();
-                open.cutoff.joint = JointMinima::new(self.segments, self.context, layouts);
-            }
-        }
-        open
-    }
-
-    /// The best partitions of these choices by their bounds, and the number priced.
-    fn undominated(&self, open: OpenChoices) -> (Vec<Partition>, u64) {
-        let OpenChoices { choices, cutoff, relaxed, mut priced } = open;
-        let choice = |blocks| self.best_assignment(blocks);
-        let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
-        let step = StepSchedule::of(self.context);
-        let relaxed = relaxed
-            .map(|stages| move |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.run()));
-        let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
-        let mut partitions = vec![];
-        for overheads in choices {
-            let search = DivisionSearch { overheads, step, cutoff: &cutoff, is_interrupted };
-            let (undominated, labels) = search.undominated_partitions(&choice, relaxed);
-            partitions.extend(undominated);
-            priced += labels;
-        }
-        partitions.sort_by(|a, b| a.bound.0.total_cmp(&b.bound.0));
-        (partitions, priced)
-    }
-
-    /// The partition of an interleaved pipeline, whose equal chunks are one division; `None` where it does not fit, takes at
-    /// least `cutoff`, or the deadline has passed. `known` is a lower bound on its step.
-    fn interleaved_partition(
-        &self,
-        overheads: &PipelineOverheads,
-        known: f64,
-        cutoff: f64,
-    ) -> Option<Partition> {
-        let partition =
-            Partition::with_counts(self.even_counts(), &|run| self.best_assignment(run))?;
-        let least = |stage: usize| partition.stages[stage].microbatch_time_min.0;
-        let bound = Seconds(self.interleaved_bound(overheads, least).max(known));
-        (bound.0 < cutoff).then_some(Partition { bound, ..partition })
-    }
-
-    /// Lower bound in seconds on the step of an interleaved pipeline. `stage_blocks` is a lower bound on one microbatch through
-    /// all blocks of a stage.
-    fn interleaved_bound(
-        &self,
-        overheads: &PipelineOverheads,
-        stage_blocks: impl Fn(usize) -> f64,
-    ) -> f64 {
-        let context = self.context;
-        let overheads = overheads.of(&self.even_counts());
-        let least = self.pruning_cutoff(f64::INFINITY);
-        let beside_blocks = |at: usize| {
-            let (stage, chunk) = context.stage_and_chunk(at);
-            let [forward, backward] = overheads[stage].chunks[chunk];
-            (forward + backward).0
-        };
-        let blocks = BlockTimesMin {
-            microbatch: &least.microbatch_times_min,
-            step_phase: &least.step_phase_times_min,
-        };
-        let of_passes = blocks.step_bound(context, beside_blocks, stage_blocks);
-        let stages = ChunkMin::of_stages(self.segments, context, self.boundary, overheads, &least);
-        let microbatches = context.workload.microbatches(&context.mesh);
-        (of_passes + overheads[0].step_phase_min.0).max(mean_bound(&stages, microbatches))
-    }
-
-    /// Relaxations of all stages by `relax`; `None` where they would exclude nothing, or cost as much as the
-    /// assignments.
-    fn relaxed_stages(&self, cutoff: f64, relax: Relax) -> Option<Vec<RelaxedStage>> {
-        let is_worthwhile = cutoff.is_finite() && self.stages.len() > 1;
-        if !is_worthwhile {
-            return None;
-        }
-        let relaxed = |(stage, memory): (usize, &StageMemory)| {
-            relax(self.segments, self.context, self.boundary, stage, memory.budget)
-        };
-        self.stages.iter().enumerate().map(relaxed).collect()
-    }
-
-    /// Lower bounds on the blocks, with the step time to beat.
-    fn pruning_cutoff(&self, step_time: f64) -> PruningCutoff {
-        let (mut microbatch_times_min, mut step_phase_times_min) = (vec![], vec![]);
-        let (mut passes_min, mut uncounted_reductions_min) = (vec![], vec![]);
-        let (mut single_microbatch_steps_min, mut weighted_steps_min) = (vec![], vec![]);
-        let first_stage_weights = self.first_stage_weights();
-        let single = SegmentSolver::with_microbatches(self.context, 1);
-        let is_pipeline = self.context.mesh.pipeline > 1;
-        let slowdown = self.segments.prices(self.context).overlap_slowdown();
-        let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
-        // Other schedules are bounded by the time of both passes.
-        let passes = |spec| match self.context.schedule {
-            PipelineSchedule::ZeroBubble => {
-                self.segments.min_pass_times_with_flows(spec, self.context)
-            }
-            _ => PassTimesMin::default(),
-        };
-        let of_layers = self.segments.of_layers(|shape| {
-            let spec = SegmentSpec::block(shape, self.boundary);
-            (
-                self.segments.min_microbatch_time(spec, self.context),
-                passes(spec),
-                self.segments.overlapped_range(spec, self.context)[0],
-                self.segments.step_phase_range(spec, self.context)[0],
-                is_pipeline.then(|| self.segments.fastest(spec, &single)).flatten(),
-                first_stage_weights.map(|weight| self.step_min(spec, weight)),
-            )
-        });
-        for (microbatch_time, passes, reductions, step_phase, single, weighted) in of_layers {
-            microbatch_times_min.extend(microbatch_time);
-            passes_min.push(passes);
-            uncounted_reductions_min.push(uncounted * reductions);
-            step_phase_times_min.push(step_phase);
-            let step_min = single.map_or(0.0, |single| single.time.total(1).0);
-            single_microbatch_steps_min.push(step_min);
-            weighted_steps_min.push(weighted);
-        }
-        PruningCutoff {
-            microbatch_times_min,
-            passes_min,
-            uncounted_reductions_min,
-            step_phase_times_min,
-            single_microbatch_steps_min,
-            first_stage_weights,
-            weighted_steps_min,
-            joint: None,
-            step_time,
-        }
-    }
-
-    /// The weights of passes of a first stage: a half and a quarter of the microbatches of a step.
-    fn first_stage_weights(&self) -> [u64; FIRST_STAGE_WEIGHTS] {
-        let microbatches = self.context.workload.microbatches(&self.context.mesh);
-        let is_divided = self.stages.len() > 1 && self.context.chunks == 1;
-        let weights = [microbatches / 2, microbatches / 4];
-        if is_divided { weights } else { [0; FIRST_STAGE_WEIGHTS] }
-    }
-
-    /// Lower bound in seconds on the time of a segment in a step of this many microbatches, without a memory limit; 0 for none.
-    fn step_min(&self, spec: SegmentSpec, microbatches: u64) -> f64 {
-        let context = SegmentSolver::with_microbatches(self.context, microbatches);
-        let fastest = (microbatches > 0).then(|| self.segments.fastest(spec, &context)).flatten();
-        fastest.map_or(0.0, |fastest| fastest.time.total(microbatches).0)
-    }
-
     /// Whether the deadline has passed during the division, so that partitions are missing.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.is_interrupted.get()
     }
 
     /// Records that the deadline has passed, if it has, and returns whether it has.
-    fn interrupt_if_out_of_time(&self) -> bool {
+    pub(super) fn interrupt_if_out_of_time(&self) -> bool {
         if !self.is_interrupted.get() && self.segments.out_of_time() {
             self.is_interrupted.set(true);
         }
@@ -411,7 +162,7 @@ impl<'a> StagePartitioner<'a> {
 
     /// Equal numbers of blocks on all stages, with the remainder on the first stages. With fewer blocks than stages, the
     /// last stage has none, and then the first.
-    fn even_counts(&self) -> Vec<usize> {
+    pub(super) fn even_counts(&self) -> Vec<usize> {
         let (blocks, stages) = (self.segments.layer_shapes().len(), self.stages.len());
         let first = usize::from(stages > blocks + 1);
         let remainder = first..first + blocks % stages;
