@@ -294,13 +294,7 @@ mod tests {
             let in_pairs = |context: &Context| context.overlap_microbatch_pairs;
             for context in contexts(&request).into_iter().filter(in_pairs) {
                 let bounds = solver.bounds(&context, f64::INFINITY);
-                raised += bounds
-                    .layouts
-                    .iter()
-                    .filter(|(_, bound)| {
-                        matches!(bound, LayoutBound::Bound { beyond_division, .. } if beyond_division.0 > 0.0)
-                    })
-                    .count();
+                raised += bounds.raised_layouts();
                 let bound = bounds.bound(f64::INFINITY).expect("a plan").0;
                 for plan in plans(&solver, &context) {
                     assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");

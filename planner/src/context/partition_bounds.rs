@@ -150,30 +150,22 @@ mod tests {
         for (name, slower, mib) in [("llama-350m", 1.0, 1200), ("cola-350m", 8.0, 700)] {
             let unlimited = slower_links::request(name, [1.0, slower], [16, 64, 1024]);
             let memory_limit = MemoryLimit::Bytes(Bytes(mib << 20));
-            let request = Request { memory_limit, ..unlimited };
+            let request = Request { memory_limit, ..unlimited.clone() };
             let segments = SegmentSolver::new(&request, Deadline::none());
-            let solver = ContextSolver::new(&request, &segments);
+            let [solver, without_limit] =
+                [&request, &unlimited].map(|request| ContextSolver::new(request, &segments));
             let has_bound =
                 |context: &Context| (2..=8).contains(&context.mesh.pipeline) && context.chunks == 1;
             for context in contexts(&request).into_iter().filter(has_bound).step_by(5) {
                 let bounds = solver.bounds(&context, f64::INFINITY);
-                let of_layouts = bounds.layouts.iter().map(|(_, bound)| bound.seconds());
-                let bound = of_layouts.fold(f64::INFINITY, f64::min);
-                let free = ContextSolver::new(&unlimited_of(&request), &segments)
-                    .bounds(&context, f64::INFINITY);
-                let free = free.layouts.iter().map(|(_, bound)| bound.seconds());
-                let free = free.fold(f64::INFINITY, f64::min);
+                let Ok(Seconds(bound)) = bounds.bound(f64::INFINITY) else { continue };
+                let free = without_limit.bounds(&context, f64::INFINITY);
+                let free = free.bound(f64::INFINITY).expect("a plan").0;
                 let Ok(Some(plan)) = solver.solve(&context, &bounds, f64::INFINITY).best else {
                     continue;
                 };
                 assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {bound}");
-                raised += bounds
-                    .layouts
-                    .iter()
-                    .filter(|(_, bound)| {
-                        matches!(bound, LayoutBound::Bound { beyond_division, .. } if beyond_division.0 > 0.0)
-                    })
-                    .count();
+                raised += bounds.raised_layouts();
                 checked += 1;
                 if bound > free * 1.005 {
                     limited += 1;
@@ -183,10 +175,5 @@ mod tests {
         }
         assert!(checked > 50 && raised > 5, "{checked} plans, {raised} raised");
         assert!(limited > 5 && tightest < 1.03, "{limited} raised by memory, within {tightest}");
-    }
-
-    /// The same request without a memory limit.
-    fn unlimited_of(request: &Request) -> Request {
-        Request { memory_limit: MemoryLimit::None, ..request.clone() }
     }
 }
