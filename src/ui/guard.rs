@@ -46,7 +46,10 @@ pub async fn guard(State(port): State<u16>, request: Request, next: Next) -> Res
 
 /// Whether the host is this server, and so is the origin where there is one.
 fn is_own(headers: &HeaderMap, port: u16) -> bool {
-    let names_server = |host: &str| NAMES.iter().any(|name| host == format!("{name}:{port}"));
+    // Clients leave out the default port of HTTP.
+    let is_port = |text: &str| text == format!(":{port}") || text.is_empty() && port == 80;
+    let names_server =
+        |host: &str| NAMES.iter().any(|name| host.strip_prefix(name).is_some_and(is_port));
     let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
     let hosts: Vec<String> = headers.get_all(HOST).iter().map(text).collect();
     let mut origins = headers.get_all(ORIGIN).iter().map(text);
@@ -84,6 +87,15 @@ mod tests {
                 headers.insert(ORIGIN, HeaderValue::from_static(origin));
             }
             assert_eq!(is_own(&headers, 8080), expected, "{hosts:?} {origin:?}");
+        }
+    }
+
+    #[test]
+    fn the_default_port_may_be_left_out() {
+        for (host, expected) in [("127.0.0.1", true), ("127.0.0.1:80", true), ("127.0.0.12", false)]
+        {
+            let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_static(host))]);
+            assert_eq!(is_own(&headers, 80), expected, "{host}");
         }
     }
 }

@@ -71,6 +71,16 @@ pub enum LaunchError {
         /// Number of processes of the run.
         world_size: u64,
     },
+    /// A node has more processes than the run.
+    #[error("{variable} is {count}, but the run has {world_size} processes")]
+    TooManyOnNode {
+        /// The variable.
+        variable: &'static str,
+        /// Value of the variable.
+        count: u64,
+        /// Number of processes of the run.
+        world_size: u64,
+    },
     /// A port is not a number from 1 to 65535.
     #[error("{variable} is `{value}`, which is not a port")]
     InvalidPort {
@@ -104,6 +114,7 @@ impl LaunchError {
             LaunchError::NotANumber { .. }
             | LaunchError::NotANumberPerNode { .. }
             | LaunchError::NodeOutOfRange { .. }
+            | LaunchError::TooManyOnNode { .. }
             | LaunchError::RankOutOfRange { .. } => {
                 "look at the program that started this process: it sets this variable"
             }
@@ -163,6 +174,13 @@ impl LaunchInfo {
             if let Some(launch) = LaunchInfo::from_launcher(launcher, &variable)? {
                 return Ok(Some(launch));
             }
+            // torchrun may start one process in each task of another launcher.
+            let names = launcher.variables();
+            let is_alone =
+                [names.rank, names.world_size].iter().all(|name| variable(name).is_some());
+            if launcher == Launcher::Torchrun && is_alone {
+                return Ok(None);
+            }
         }
         Ok(None)
     }
@@ -206,6 +224,14 @@ impl LaunchInfo {
             }
         };
         let local_world_size = on_this_node.unwrap_or(world_size);
+        if local_world_size > world_size {
+            let (variable, count) = (names.local_world_size, local_world_size);
+            return Err(LaunchError::TooManyOnNode { variable, count, world_size });
+        }
+        if let Some(rank) = local_rank.filter(|rank| *rank >= local_world_size) {
+            let (variable, world_size) = (names.local_rank, local_world_size);
+            return Err(LaunchError::RankOutOfRange { variable, rank, world_size });
+        }
         let one_node = on_this_node == Some(world_size);
         let host = match variable("MASTER_ADDR").filter(|host| !host.is_empty()) {
             Some(host) => host,
@@ -361,6 +387,9 @@ mod tests {
         let message = |node, counts| on_node(node, counts).unwrap_err().to_string();
         assert!(message("3", "8(x2),4").contains("SLURM_NODEID is 3"));
         assert!(message("0", "8(xx)").contains("`8(xx)`, not a list of numbers"));
+        // torchrun starts one process in each task.
+        let alone = [&step[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();
+        assert_eq!(read(&alone), Ok(None));
         // A batch script is not one of the tasks.
         assert_eq!(read(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "16")]), Ok(None));
     }
@@ -403,6 +432,10 @@ mod tests {
             assert!(error.hint().contains("from 1 to 65535"), "{}", error.hint());
         }
         assert!(of("LOCAL_WORLD_SIZE", "all").to_string().contains("`all`, not a number"));
+        let most = of("LOCAL_WORLD_SIZE", "18446744073709551615").to_string();
+        assert!(most.ends_with("but the run has 2 processes"), "{most}");
+        let local = of("LOCAL_RANK", "2").to_string();
+        assert_eq!(local, "LOCAL_RANK is 2, but the ranks of 2 processes count from 0");
         let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("MASTER_PORT", "65535")];
         let agent = [&port[..3], &agent].concat();
         assert_eq!(read(&agent), Err(LaunchError::NoNextPort));
