@@ -41,7 +41,7 @@ pub use overlap::{BucketTime, EarlyBucket, GatherTime, OverlapSlowdown, SplitBuc
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};
 pub use priced_space::{ChoiceBytes, MemoryRows, PricedSpace, decode_assignment, pass_time};
 pub use profile::{Executor, Profile};
-pub use segment_time::{PassTimesMin, SegmentTime, StepWeights};
+pub use segment_time::{PartTimes, PassTimesMin, SegmentTime, StepWeights};
 pub use sharding::ShardingMin;
 pub use simulate::{
     BucketSpan, PassSpan, SimulatedStep, StageSync, Timeline, schedule_time, simulate,

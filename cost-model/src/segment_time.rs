@@ -51,6 +51,9 @@ impl SegmentTime {
     }
 }
 
+/// Number of the parts of a step that are weighed.
+const PARTS: usize = 9;
+
 /// Weights of the parts of a step in a bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWeights {
@@ -78,17 +81,81 @@ impl StepWeights {
     /// These weights and `count` times the others.
     #[must_use]
     pub fn plus(self, other: StepWeights, count: f64) -> StepWeights {
+        let (own, other) = (self.by_part(), other.by_part());
+        StepWeights::of_parts(std::array::from_fn(|part| own[part] + count * other[part]))
+    }
+
+    fn by_part(self) -> [f64; PARTS] {
+        let StepWeights {
+            forward,
+            backward,
+            weight_gradient,
+            step_phase,
+            update,
+            gathered,
+            overlapped,
+            sharded_gathers,
+            sharded_reductions,
+        } = self;
+        [
+            forward,
+            backward,
+            weight_gradient,
+            step_phase,
+            update,
+            gathered,
+            overlapped,
+            sharded_gathers,
+            sharded_reductions,
+        ]
+    }
+
+    fn of_parts(parts: [f64; PARTS]) -> StepWeights {
+        let [
+            forward,
+            backward,
+            weight_gradient,
+            step_phase,
+            update,
+            gathered,
+            overlapped,
+            sharded_gathers,
+            sharded_reductions,
+        ] = parts;
         StepWeights {
-            forward: self.forward + count * other.forward,
-            backward: self.backward + count * other.backward,
-            weight_gradient: self.weight_gradient + count * other.weight_gradient,
-            step_phase: self.step_phase + count * other.step_phase,
-            update: self.update + count * other.update,
-            gathered: self.gathered + count * other.gathered,
-            overlapped: self.overlapped + count * other.overlapped,
-            sharded_gathers: self.sharded_gathers + count * other.sharded_gathers,
-            sharded_reductions: self.sharded_reductions + count * other.sharded_reductions,
+            forward,
+            backward,
+            weight_gradient,
+            step_phase,
+            update,
+            gathered,
+            overlapped,
+            sharded_gathers,
+            sharded_reductions,
         }
+    }
+}
+
+/// The times of decisions by part of a step, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PartTimes([f64; PARTS]);
+
+impl PartTimes {
+    /// The times of decisions whose weighted time is `time`.
+    pub fn of(time: impl Fn(&StepWeights) -> f64) -> PartTimes {
+        let unit = |part| std::array::from_fn(|other| f64::from(part == other));
+        PartTimes(std::array::from_fn(|part| time(&StepWeights::of_parts(unit(part)))))
+    }
+
+    /// These times and `count` times the others.
+    #[must_use]
+    pub fn plus(self, other: PartTimes, count: f64) -> PartTimes {
+        PartTimes(std::array::from_fn(|part| self.0[part] + count * other.0[part]))
+    }
+
+    /// Their weighted time.
+    pub fn weighted(&self, weights: &StepWeights) -> f64 {
+        self.0.iter().zip(weights.by_part()).map(|(time, weight)| time * weight).sum()
     }
 }
 

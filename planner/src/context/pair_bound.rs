@@ -134,7 +134,7 @@ impl ContextSolver<'_> {
             EmbeddingAndHead::fastest(segments, context, (layout.boundary, layout.tied_weight));
         let Some(fastest) = fastest else { return 0.0 };
         let relaxed = solver.relaxed_layout(context, &fastest);
-        match solver.layout_bound(context, &relaxed, incumbent, &mut None) {
+        match solver.layout_bound(context, &relaxed, incumbent) {
             LayoutBound::Bound { time, .. } => time.0,
             LayoutBound::NoImprovement => incumbent,
             LayoutBound::Infeasible(_) => 0.0,

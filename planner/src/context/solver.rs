@@ -120,10 +120,22 @@ impl<'a> ContextSolver<'a> {
         incumbent: f64,
     ) -> ContextSolution {
         let mut progress = FitProgress::new(incumbent);
+        let mut multipliers = None;
         for (embedding_and_head, layout) in &bounds.layouts {
             match layout {
                 LayoutBound::Bound { time, beyond_division } if time.0 < progress.incumbent => {
-                    progress.bound = progress.bound.min(time.0);
+                    // This bound takes long, and is not worth its time before one of the best plans is known.
+                    let of_paths = self.mean_of_paths(
+                        context,
+                        embedding_and_head,
+                        progress.incumbent,
+                        &mut multipliers,
+                    );
+                    if of_paths >= progress.incumbent {
+                        progress.record_no_improvement();
+                        continue;
+                    }
+                    progress.bound = progress.bound.min(of_paths.max(time.0));
                     let divided = (*time - *beyond_division).0;
                     self.solve_layout(context, embedding_and_head, divided, &mut progress);
                 }

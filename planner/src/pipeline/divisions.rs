@@ -9,7 +9,6 @@ use super::joint_times::JointMinima;
 use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::partitioner::{StageMemory, StagePartitioner};
-use super::path_bound::path_bound;
 use super::path_mean::{Multipliers, PathMean};
 use super::relaxation::RelaxedStage;
 use super::stage_position::StepSchedule;
@@ -18,9 +17,6 @@ use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// Relaxes a stage with a budget.
 type Relax = fn(&SegmentSolver, &Context, BoundaryLayout, usize, Bytes) -> Option<RelaxedStage>;
-
-/// Share of the step to beat below which a bound is raised by means of paths.
-const MEANS_BELOW: f64 = 0.99;
 
 /// Choices of stages without blocks whose partitions may take less than a cutoff.
 struct OpenChoices<'o> {
@@ -44,49 +40,34 @@ impl StagePartitioner<'_> {
             if self.interleaved_bound(overheads, |_| 0.0) >= cutoff {
                 return (vec![], 0);
             }
-            let layouts = overheads.layouts();
-            let of_stages = overheads.of(&self.even_counts());
-            let path = path_bound(self.segments, self.context, layouts, of_stages).unwrap_or(0.0);
-            if path >= cutoff {
-                return (vec![], 0);
-            }
-            let partition = self.interleaved_partition(overheads, path, cutoff);
+            let partition = self.interleaved_partition(overheads, cutoff);
             return (partition.into_iter().collect(), 1);
         }
         let open = self.open(overheads, cutoff);
         self.undominated(open)
     }
 
-    /// Lower bounds in seconds on all partitions that may take less than `cutoff`: that of the [best](StagePartitioner::partitions)
-    /// one, and one from [means of paths](super::path_mean); `None` without such partitions. And the number priced.
-    pub(crate) fn bounds(
+    /// Lower bound in seconds on all partitions by [means of paths](super::path_mean): `cutoff` or more where none takes less, and 0
+    /// where there is no such bound.
+    pub(crate) fn mean_of_paths(
         &self,
         overheads: &PipelineOverheads,
         cutoff: f64,
         multipliers: &mut Option<Multipliers>,
-    ) -> (Option<[f64; 2]>, u64) {
-        if self.context.chunks > 1 {
-            let (partitions, priced) = self.partitions(overheads, cutoff);
-            return (partitions.first().map(|best| [best.bound.0, 0.0]), priced);
-        }
-        let open = self.open(overheads, cutoff);
-        let choices = open.choices.clone();
-        let (partitions, priced) = self.undominated(open);
-        let Some(divided) = partitions.first().map(|best| best.bound.0) else {
-            return (None, priced);
+    ) -> f64 {
+        let choices = match self.context.chunks {
+            1 => self.open(overheads, cutoff).choices,
+            _ => vec![overheads.of(&self.even_counts())],
         };
-        if divided >= MEANS_BELOW * cutoff {
-            return (Some([divided, 0.0]), priced);
-        }
         let budgets = self.stages.iter().map(|memory| memory.budget).collect();
         let (layouts, known) = (overheads.layouts(), multipliers.take());
         let means = PathMean::new(self.segments, self.context, layouts, budgets, known);
-        let Some(mut means) = means else { return (Some([divided, 0.0]), priced) };
+        let Some(mut means) = means else { return 0.0 };
         let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
         let bounds = choices.into_iter().map(|of| means.bound(of, cutoff, is_interrupted));
         let least = bounds.fold(f64::INFINITY, f64::min);
         *multipliers = means.into_multipliers();
-        ((least < cutoff).then_some([divided, least]), priced)
+        least
     }
 
     /// The choices of stages without blocks that no relaxation excludes.
@@ -144,17 +125,16 @@ impl StagePartitioner<'_> {
     }
 
     /// The partition of an interleaved pipeline, whose equal chunks are one division; `None` where it does not fit, takes at
-    /// least `cutoff`, or the deadline has passed. `known` is a lower bound on its step.
+    /// least `cutoff`, or the deadline has passed.
     fn interleaved_partition(
         &self,
         overheads: &PipelineOverheads,
-        known: f64,
         cutoff: f64,
     ) -> Option<Partition> {
         let partition =
             Partition::with_counts(self.even_counts(), &|run| self.best_assignment(run))?;
         let least = |stage: usize| partition.stages[stage].microbatch_time_min.0;
-        let bound = Seconds(self.interleaved_bound(overheads, least).max(known));
+        let bound = Seconds(self.interleaved_bound(overheads, least));
         (bound.0 < cutoff).then_some(Partition { bound, ..partition })
     }
 

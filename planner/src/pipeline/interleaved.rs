@@ -32,8 +32,8 @@ use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// The blocks of a virtual stage, of this many blocks of the model.
 pub(super) fn chunk_blocks(context: &Context, virtual_stage: usize, blocks: usize) -> Range<usize> {
-    let count = blocks / context.virtual_stages();
-    virtual_stage * count..(virtual_stage + 1) * count
+    let first = |virtual_stage: usize| virtual_stage * blocks / context.virtual_stages();
+    first(virtual_stage)..first(virtual_stage + 1)
 }
 
 /// The blocks of each chunk of a stage, of this many blocks of the model.

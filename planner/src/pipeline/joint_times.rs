@@ -7,7 +7,7 @@ use narrows_plan::{Context, PipelineSchedule};
 
 use super::overhead::StageOverhead;
 use super::roles::{CASES, ForwardGathers, Longer, ROLES, Role};
-use crate::segment::{CheapestDecisions, SegmentSolver, SegmentSpec};
+use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// Lower bounds on the times of one segment or stage by role, in seconds. Each pass bears the share 1 / (m + P − 1) of the updates,
 /// for m microbatches and P stages.
@@ -252,18 +252,6 @@ impl<'a> JointPricing<'a> {
         self.by_role(spec.kind, least)
     }
 
-    /// The times of a segment with these decisions; `None` where it is too wide for elimination.
-    pub(super) fn times_of(
-        &self,
-        spec: SegmentSpec,
-        decisions: &CheapestDecisions,
-    ) -> Option<JointTimes> {
-        let time = |weights: &StepWeights| {
-            self.segments.weighted_time(spec, self.context, decisions, weights)
-        };
-        self.by_role(spec.kind, time)
-    }
-
     /// The times of a segment of this kind in all roles. Those with equal weights are found once.
     fn by_role(
         &self,
@@ -284,11 +272,6 @@ impl<'a> JointPricing<'a> {
             };
         }
         Some(times)
-    }
-
-    /// The times of a stage besides its segments.
-    pub(super) fn besides_segments(&self, overhead: &StageOverhead) -> JointTimes {
-        of_stage_besides_segments(&self.weights_besides_segments(), overhead)
     }
 
     fn weights_besides_segments(&self) -> [[f64; 5]; ROLES.len()] {

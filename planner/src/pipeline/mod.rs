@@ -10,9 +10,9 @@
 //! | `joint_bound` | the same from passes, reductions and updates of the same decisions |
 //! | `joint_times` | the terms of these bounds, least over the decisions of each segment |
 //! | `path_mean` | the same from a mean of paths, within the memory of all stages |
-//! | `paths` | paths of passes that a step waits for |
-//! | `roles` | what stages contribute to them |
-//! | `path_bound` | a lower bound along one path of an interleaved schedule |
+//! | `step_path` | the weights of a path of passes that a step waits for |
+//! | `schedule_paths` | paths through a schedule, found by simulation |
+//! | `roles` | what stages contribute to the paths of joint bounds |
 //! | `stage_position` | the same because of one stage, from its passes and those around |
 //! | `partition_bound` | the same of a partition |
 //! | `prefix_sums` | sums over runs of blocks |
@@ -37,17 +37,17 @@ mod overhead;
 mod partition;
 mod partition_bound;
 mod partitioner;
-mod path_bound;
 mod path_mean;
-mod paths;
 mod prefix_sums;
 mod refinement;
 mod relaxation;
 mod roles;
+mod schedule_paths;
 mod sharding;
 mod simulation;
 mod stage_position;
 mod step_bound;
+mod step_path;
 mod step_phase_weights;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Bounds on the times of a segment over all of its choices.
 
 use narrows_cost_model::{
-    Assignment, InFlight, PassTimesMin, ShardingMin, StepPhases, StepWeights, WorkingBytes,
-    WorkingSet,
+    Assignment, InFlight, PartTimes, PassTimesMin, ShardingMin, StepPhases, StepWeights,
+    WorkingBytes, WorkingSet,
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
@@ -25,6 +25,13 @@ pub(crate) struct CheapestDecisions {
     pub bytes: f64,
     grouping: Grouping,
     assignment: Assignment,
+}
+
+impl CheapestDecisions {
+    /// Whether both have the same decisions.
+    pub(crate) fn are_those_of(&self, other: &CheapestDecisions) -> bool {
+        self.grouping == other.grouping && self.assignment == other.assignment
+    }
 }
 
 impl SegmentSolver<'_> {
@@ -124,20 +131,21 @@ impl SegmentSolver<'_> {
         groupings.iter().filter_map(of_grouping).min_by(|a, b| a.cost.total_cmp(&b.cost))
     }
 
-    /// The weighted time of these decisions of a segment in a step, in seconds; `None` where the segment is too wide for elimination.
-    pub(crate) fn weighted_time(
+    /// The times of these decisions of a segment; `None` where the segment is too wide for elimination.
+    pub(crate) fn part_times(
         &self,
         spec: SegmentSpec,
         context: &Context,
         decisions: &CheapestDecisions,
-        weights: &StepWeights,
-    ) -> Option<f64> {
+    ) -> Option<PartTimes> {
         let prepared = self.prepare(spec, decisions.grouping, context);
         let step_phases = self.step_phases(&prepared, (spec, decisions.grouping), context);
         prepared.order.as_ref()?;
-        let times = prepared.priced.weighted_times(&step_phases, weights);
-        let chosen = times.iter().zip(&decisions.assignment);
-        Some(chosen.map(|(times, choice)| times[*choice as usize]).sum())
+        Some(PartTimes::of(|weights| {
+            let times = prepared.priced.weighted_times(&step_phases, weights);
+            let chosen = times.iter().zip(&decisions.assignment);
+            chosen.map(|(times, choice)| times[*choice as usize]).sum()
+        }))
     }
 
     /// For each of [`BucketSplit::ALL`], lower bounds on the first gather of a block that is the first of a stage, and on the time

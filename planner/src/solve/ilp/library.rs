@@ -23,6 +23,30 @@ pub(crate) struct LinearProgram {
     pub rows: Vec<LinearRow>,
 }
 
+impl LinearProgram {
+    /// The dual of the relaxation, as a minimisation: its variables are the multipliers of the rows, then those of the upper bounds.
+    /// Multipliers of equalities must not be negative at the optimum.
+    pub(crate) fn dual(&self) -> LinearProgram {
+        let (rows, variables) = (self.rows.len(), self.costs.len());
+        let row = |at: usize| LinearRow {
+            terms: vec![(rows + at, -1.0)],
+            is_equality: false,
+            rhs: self.costs[at],
+        };
+        let mut dual = LinearProgram {
+            costs: self.rows.iter().map(|row| row.rhs).chain(self.upper_bounds.clone()).collect(),
+            upper_bounds: vec![f64::INFINITY; rows + variables],
+            rows: (0..variables).map(row).collect(),
+        };
+        for (at, row) in self.rows.iter().enumerate() {
+            for (variable, coefficient) in &row.terms {
+                dual.rows[*variable].terms.push((at, -coefficient));
+            }
+        }
+        dual
+    }
+}
+
 /// `Σ coefficient·x ≤ rhs`, or `=`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LinearRow {

@@ -1,0 +1,284 @@
+//! Lower bound on the step of a pipeline from a mean of paths, and from prices of the memory of its stages.
+//!
+//! A step takes at least the length of each of its [paths](super::schedule_paths), and of any mean of them. In a mean, the decisions of
+//! a block are the same in all paths, while the [bounds of single stages](super::joint_bound) take other ones for each path: fast passes
+//! where others wait for the stage, and short reductions where it ends last. The updates of all stages follow the norm of all
+//! gradients, which follows every path, so that any mean of them counts as well. Let yₖ be the share of path k, cₖ the part of its
+//! length that depends on no decisions, zⱼ the share of the updates of stage j, λⱼ a price of each byte of the blocks of stage j, and Bⱼ
+//! the bytes that these may take. Where decisions d of a block on stage j contribute aₖⱼ(d) to path k and uⱼ(d) to the updates, and take
+//! bⱼ(d) bytes, a step takes at least
+//!
+//! ```text
+//! Σₖ yₖ·cₖ − Σⱼ λⱼ·Bⱼ + Σ_blocks minⱼ min_d (Σₖ yₖ·aₖⱼ(d) + zⱼ·uⱼ(d) + λⱼ·bⱼ(d))
+//! ```
+//! whatever the division of the blocks. As the least of sums that are linear in y, z and λ, this is concave. Its maximum is the
+//! Lagrangian dual of the division. A linear program over the paths and the decisions that are known so far gives shares and prices; the
+//! best decisions at these are added (cutting planes; Kelley, 1960), and the longest path with these decisions. Where neither helps any
+//! more, the longest path is that of the dual program's mix of decisions (column generation). The virtual stages of interleaved
+//! pipelines take the place of stages; which blocks they have is fixed, and a stage has one price of memory.
+
+mod program;
+
+use narrows_cost_model::{PartTimes, StepWeights};
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
+use narrows_plan::{Bytes, Context};
+
+use super::in_flight::in_flight_in_chunk;
+use super::interleaved::chunk_blocks;
+use super::overhead::StageOverhead;
+use super::schedule_paths::{PathCase, SchedulePath, SchedulePaths};
+use super::step_path::{KindTimes, StepPath};
+use crate::segment::{CheapestDecisions, SegmentSolver, SegmentSpec};
+
+/// Virtual stages of the longest pipelines that are bounded: the linear programs of longer ones take more time than they save.
+const VIRTUAL_STAGES_MAX: usize = 32;
+/// Linear programs that are solved for a bound.
+const PROGRAMS_MAX: usize = 40;
+/// Relative difference to the value of the linear program at which the search ends.
+const TOLERANCE: f64 = 1e-3;
+
+/// Decisions of a segment on a virtual stage.
+struct Candidate {
+    decisions: CheapestDecisions,
+    times: PartTimes,
+}
+
+/// Equal segments of a model.
+struct Part {
+    spec: SegmentSpec,
+    /// Their number.
+    count: f64,
+    /// The only virtual stage that may have them.
+    only: Option<usize>,
+    /// Known decisions by virtual stage.
+    candidates: Vec<Vec<Candidate>>,
+}
+
+/// Shares of paths and of the updates of each stage, and prices of a byte of each stage's blocks in seconds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Multipliers {
+    shares: Vec<f64>,
+    updates: Vec<f64>,
+    prices: Vec<f64>,
+    /// The paths of the shares.
+    found: Vec<(SchedulePath, PathCase)>,
+}
+
+/// Bounds on the plans of a context with one layout. Decisions that one bound needs are known to the next.
+pub(super) struct PathMean<'a> {
+    segments: &'a SegmentSolver<'a>,
+    context: &'a Context,
+    source: SchedulePaths<'a>,
+    /// The known paths.
+    found: Vec<(SchedulePath, PathCase)>,
+    /// Bytes of the blocks of each stage.
+    budgets: Vec<Bytes>,
+    parts: Vec<Part>,
+    /// The multipliers of the largest bound so far.
+    best: Option<Multipliers>,
+}
+
+/// The paths of a division.
+struct DivisionPaths<'o> {
+    all: Vec<StepPath>,
+    overheads: &'o [StageOverhead],
+}
+
+/// The bound at some multipliers.
+struct Evaluation {
+    /// In seconds.
+    bound: f64,
+    /// The times of the best decisions by virtual stage, with equal numbers of blocks; `None` where a segment is too wide for
+    /// elimination.
+    times: Option<Vec<KindTimes>>,
+}
+
+impl<'a> PathMean<'a> {
+    /// The bounds within these bytes of the blocks of each stage; `None` with one stage or very many.
+    pub(super) fn new(
+        segments: &'a SegmentSolver<'a>,
+        context: &'a Context,
+        layouts: (BoundaryLayout, Option<TiedWeightLayout>),
+        budgets: Vec<Bytes>,
+        best: Option<Multipliers>,
+    ) -> Option<PathMean<'a>> {
+        let (boundary, tied_weight) = layouts;
+        let shapes = segments.layer_shapes();
+        let virtual_stages = context.virtual_stages();
+        let of_blocks = |shape: usize, blocks: &[usize], only| {
+            let count = blocks.iter().filter(|other| **other == shape).count();
+            (SegmentSpec::block(shape, boundary), count, only)
+        };
+        if virtual_stages > VIRTUAL_STAGES_MAX {
+            return None;
+        }
+        let all_shapes = 0..segments.shape_count();
+        let source = SchedulePaths::new(segments, context, layouts)?;
+        let of_virtual_stage = |at: usize| {
+            let blocks = &shapes[chunk_blocks(context, at, shapes.len())];
+            all_shapes.clone().map(move |shape| of_blocks(shape, blocks, Some(at)))
+        };
+        let blocks: Vec<_> = match context.chunks {
+            1 => all_shapes.clone().map(|shape| of_blocks(shape, shapes, None)).collect(),
+            _ => (0..virtual_stages).flat_map(of_virtual_stage).collect(),
+        };
+        let found = best.as_ref().map_or_else(Vec::new, |best| best.found.clone());
+        let end = |kind, stage| {
+            (SegmentSpec::embedding_or_head(kind, boundary, tied_weight), 1, Some(stage))
+        };
+        let ends = [end(SegmentKind::Embedding, 0), end(SegmentKind::Head, virtual_stages - 1)];
+        let part = |(spec, count, only): (SegmentSpec, usize, Option<usize>)| {
+            let candidates = (0..virtual_stages).map(|_| vec![]).collect();
+            Part { spec, count: count as f64, only, candidates }
+        };
+        let parts = blocks.into_iter().filter(|(_, count, _)| *count > 0).chain(ends);
+        let parts = parts.map(part).collect();
+        Some(PathMean { segments, context, source, found, budgets, parts, best })
+    }
+
+    /// The largest bound that is found with these overheads, in seconds; one of `cutoff` or more ends the search.
+    pub(super) fn bound(
+        &mut self,
+        overheads: &[StageOverhead],
+        cutoff: f64,
+        is_interrupted: &dyn Fn() -> bool,
+    ) -> f64 {
+        let Some(all) = self.paths(overheads) else { return 0.0 };
+        let mut paths = DivisionPaths { all, overheads };
+        let mut largest = 0.0;
+        let mut next = self.first_multipliers();
+        for _ in 0..PROGRAMS_MAX {
+            let Some(Evaluation { bound, times }) = self.evaluate(&paths, &next) else {
+                return largest;
+            };
+            if bound > largest {
+                (largest, self.best) = (bound, Some(next));
+            }
+            if largest >= cutoff || is_interrupted() {
+                break;
+            }
+            let Some(times) = times else { break };
+            self.find_path(&mut paths, &times);
+            let unit = if cutoff.is_finite() { cutoff } else { largest };
+            if unit <= 0.0 {
+                break;
+            }
+            let settled = largest * (1.0 + TOLERANCE);
+            let mut best = self.multipliers(&paths, unit);
+            if best.as_ref().is_some_and(|(value, _)| *value <= settled) {
+                let mix = self.mixed_times(&paths, unit);
+                let is_found = mix.is_some_and(|times| self.find_path(&mut paths, &times));
+                best = is_found.then(|| self.multipliers(&paths, unit)).flatten();
+            }
+            let Some((_, multipliers)) = best.filter(|(value, _)| *value > settled) else { break };
+            next = multipliers;
+        }
+        largest
+    }
+
+    /// The multipliers of the largest bound, with the paths that have shares.
+    pub(super) fn into_multipliers(self) -> Option<Multipliers> {
+        let mut best = self.best?;
+        let paths = self.found.into_iter().zip(best.shares);
+        (best.found, best.shares) = paths.filter(|(_, share)| *share > 0.0).unzip();
+        Some(best)
+    }
+
+    /// The known paths, at least one; `None` where a segment has no legal decisions.
+    fn paths(&mut self, overheads: &[StageOverhead]) -> Option<Vec<StepPath>> {
+        if self.found.is_empty() {
+            self.found.push(self.source.typical(overheads)?);
+        }
+        let weighted =
+            |(path, case): &(SchedulePath, PathCase)| self.source.weighted(path, *case, overheads);
+        Some(self.found.iter().map(weighted).collect())
+    }
+
+    /// The best multipliers so far; else the first path counts alone.
+    fn first_multipliers(&self) -> Multipliers {
+        let mut first = self.best.clone().unwrap_or_else(|| Multipliers {
+            shares: vec![1.0],
+            updates: vec![1.0 / self.budgets.len() as f64; self.budgets.len()],
+            prices: vec![0.0; self.budgets.len()],
+            found: vec![],
+        });
+        first.shares.resize(self.found.len(), 0.0);
+        first
+    }
+
+    /// Adds the longest path at these times. Returns whether it was unknown.
+    fn find_path(&mut self, paths: &mut DivisionPaths, times: &[KindTimes]) -> bool {
+        let longest = self.source.longest(times, paths.overheads);
+        let Some(found) = longest.filter(|path| !self.found.contains(path)) else { return false };
+        let (path, case) = &found;
+        paths.all.push(self.source.weighted(path, *case, paths.overheads));
+        self.found.push(found);
+        true
+    }
+
+    /// The bound at these multipliers; adds the best decisions to the known ones. `None` where a segment has no legal decisions.
+    fn evaluate(&mut self, paths: &DivisionPaths, multipliers: &Multipliers) -> Option<Evaluation> {
+        let Multipliers { shares, updates, prices, .. } = multipliers;
+        let mean = |virtual_stage: usize, kind| {
+            let (stage, _) = self.context.stage_and_chunk(virtual_stage);
+            let weights = paths.all.iter().map(|path| path.weights(virtual_stage, kind));
+            let shared = weights.zip(shares).filter(|(_, share)| **share != 0.0);
+            let update = StepWeights { update: updates[stage], ..StepWeights::default() };
+            shared.fold(update, |sum, (weights, share)| sum.plus(*weights, *share))
+        };
+        let besides = paths.all.iter().zip(shares);
+        let of_memory = self.budgets.iter().zip(prices);
+        let mut bound = besides.map(|(path, share)| path.besides_segments * share).sum::<f64>()
+            - of_memory.map(|(budget, price)| budget.as_f64() * price).sum::<f64>();
+        let mut times = Some(vec![KindTimes::default(); self.context.virtual_stages()]);
+        for part in &mut self.parts {
+            let mut least = f64::INFINITY;
+            let virtual_stages = 0..part.candidates.len();
+            let possible = virtual_stages.filter(|stage| part.may_be_on(*stage, paths)).count();
+            for virtual_stage in 0..part.candidates.len() {
+                if !part.may_be_on(virtual_stage, paths) {
+                    continue;
+                }
+                let kind = part.spec.kind;
+                let (stage, chunk) = self.context.stage_and_chunk(virtual_stage);
+                let weights = mean(virtual_stage, kind);
+                let price = if kind == SegmentKind::Block { prices[stage] } else { 0.0 };
+                let in_flight = in_flight_in_chunk(self.context, stage, chunk as u64);
+                let decisions = self.segments.cheapest_decisions(
+                    part.spec,
+                    self.context,
+                    (&weights, None),
+                    Some((price, in_flight)),
+                )?;
+                least = least.min(decisions.cost);
+                let candidates = &mut part.candidates[virtual_stage];
+                let is_known = |other: &Candidate| other.decisions.are_those_of(&decisions);
+                let known = candidates.iter().find(|other| is_known(other));
+                let known = known.map(|candidate| candidate.times);
+                let part_times = || {
+                    let times = self.segments.part_times(part.spec, self.context, &decisions)?;
+                    candidates.push(Candidate { decisions, times });
+                    Some(times)
+                };
+                match (known.or_else(part_times), &mut times) {
+                    (Some(part_times), Some(all)) => {
+                        let of_kind = &mut all[virtual_stage][kind as usize];
+                        *of_kind = of_kind.plus(part_times, part.count / possible as f64);
+                    }
+                    _ => times = None,
+                }
+            }
+            bound += part.count * least;
+        }
+        Some(Evaluation { bound, times })
+    }
+}
+
+impl Part {
+    /// Whether a virtual stage may have the segments.
+    fn may_be_on(&self, virtual_stage: usize, paths: &DivisionPaths) -> bool {
+        let is_empty = || paths.overheads[virtual_stage % paths.overheads.len()].is_empty;
+        self.only.map_or_else(|| !is_empty(), |only| only == virtual_stage)
+    }
+}

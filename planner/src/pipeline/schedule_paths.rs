@@ -1,0 +1,367 @@
+//! Paths of passes through a pipeline that a step waits for, each critical at some times of the stages.
+//!
+//! The order of passes is fixed, so a step takes at least the time of any path of passes that follow one another, and of the step phase
+//! of the stage at which it ends.
+//!
+//! The gradient reductions of the stage at the end begin with its last pass, and gathers of updated weights with the first pass of a
+//! stage. Either h of their time adds to a longer pass, or c' of a shorter pass adds to them, as in the [joint
+//! bounds](super::joint_bound). A later stage hides gathers while it waits for its first microbatch: at most all of them, and at
+//! most as long as it waits.
+
+use narrows_cost_model::{PassTimes, StageTime, StepPart, StepWeights, simulate_schedules};
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::program::{MicrobatchPass, Phase, StageSchedule};
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
+use narrows_plan::{Context, Seconds};
+
+use super::interleaved::chunk_blocks;
+use super::joint_times::JointPricing;
+use super::overhead::StageOverhead;
+use super::roles::Longer;
+use super::stage_position::StepSchedule;
+use super::step_path::{KindTimes, StepPath};
+use crate::segment::{SegmentSolver, SegmentSpec};
+
+/// A path of passes through the schedules of a pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SchedulePath {
+    /// Forward, backward and weight-gradient passes on the path by virtual stage.
+    passes: Vec<[f64; 3]>,
+    /// The stage at which it ends.
+    end: usize,
+}
+
+/// The part of a later stage's gathers that its wait for the first microbatch hides, at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HiddenGathers {
+    /// All of them.
+    All,
+    /// The time of the wait.
+    DuringWait,
+}
+
+/// A case of collectives over the data axis on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PathCase {
+    /// Whether the gathers of the first stage, and the reductions of the stage at the end, take longer than the pass beside them.
+    longer: Longer,
+    later_gathers: HiddenGathers,
+}
+
+/// Weighs the paths of a pipeline.
+pub(super) struct SchedulePaths<'a> {
+    segments: &'a SegmentSolver<'a>,
+    context: &'a Context,
+    boundary: BoundaryLayout,
+    step: StepSchedule,
+    /// Collectives that may take longer than the passes of a stage.
+    possible: Longer,
+    /// Least time that a hidden collective adds to a step, over its time alone.
+    hidden: f64,
+    /// The part of overlapped computation that a longer collective hides.
+    hidden_computation: f64,
+}
+
+impl<'a> SchedulePaths<'a> {
+    /// `None` with one stage, and where passes run two microbatches.
+    pub(super) fn new(
+        segments: &'a SegmentSolver<'a>,
+        context: &'a Context,
+        layouts: (BoundaryLayout, Option<TiedWeightLayout>),
+    ) -> Option<SchedulePaths<'a>> {
+        let possible = match context.chunks {
+            1 => JointPricing::new(segments, context, layouts)?.possible(),
+            _ => Longer { gathers: false, reductions: context.overlap_grad_reduce },
+        };
+        let slowdown = segments.prices(context).overlap_slowdown();
+        Some(SchedulePaths {
+            segments,
+            context,
+            boundary: layouts.0,
+            step: StepSchedule::of(context),
+            possible,
+            hidden: slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost()),
+            hidden_computation: slowdown
+                .map_or(0.0, |slowdown| 1.0 - slowdown.hidden_computation_cost()),
+        })
+    }
+
+    /// Whether a stage may have weight-gradient passes.
+    fn defers_weight_gradients(&self, stage: usize) -> bool {
+        let schedule = StageSchedule::of(self.context, stage as u64);
+        schedule.defers_weight_gradients() && !self.context.shards_gradients()
+    }
+
+    /// The critical path where segments have these times, in the case in which it is longest.
+    pub(super) fn longest(
+        &self,
+        times: &[KindTimes],
+        overheads: &[StageOverhead],
+    ) -> Option<(SchedulePath, PathCase)> {
+        let of_stages: Vec<_> = times.iter().map(SegmentTimes::of).collect();
+        let path = self.critical(&of_stages, overheads)?;
+        let length = |case: &PathCase| self.weighted(&path, *case, overheads).length(times);
+        let case = self.cases(&path).into_iter().max_by(|a, b| length(a).total_cmp(&length(b)))?;
+        Some((path, case))
+    }
+
+    /// The critical path with the fastest decisions of each block in an even division, without longer collectives.
+    pub(super) fn typical(&self, overheads: &[StageOverhead]) -> Option<(SchedulePath, PathCase)> {
+        let path = self.critical(&self.typical_times(overheads)?, overheads)?;
+        let case = *self.cases(&path).first()?;
+        Some((path, case))
+    }
+
+    /// The cases that a path may have, the first one without longer collectives.
+    fn cases(&self, path: &SchedulePath) -> Vec<PathCase> {
+        let mut cases = vec![];
+        for gathers in [false, true] {
+            for reductions in [false, true] {
+                for later_gathers in [HiddenGathers::All, HiddenGathers::DuringWait] {
+                    let is_possible = (!gathers || self.possible.gathers)
+                        && (!reductions || self.possible.reductions);
+                    let has_later = path.end > 0 && self.context.gathers_in_forward();
+                    if is_possible && (has_later || later_gathers == HiddenGathers::All) {
+                        cases.push(PathCase {
+                            longer: Longer { gathers, reductions },
+                            later_gathers,
+                        });
+                    }
+                }
+            }
+        }
+        cases
+    }
+
+    /// The weights of a path in a case.
+    pub(super) fn weighted(
+        &self,
+        path: &SchedulePath,
+        case: PathCase,
+        overheads: &[StageOverhead],
+    ) -> StepPath {
+        let stages = overheads.len();
+        let end = &overheads[path.end];
+        let ends_with_weight_gradients =
+            self.step.has_weight_gradient_passes && path.end > 0 && !end.is_empty;
+        let mut besides_segments = end.besides_ends[2].0;
+        if case.longer.gathers && path.end == 0 {
+            besides_segments -= end.first_gather_min.0;
+        }
+        if case.longer.reductions {
+            besides_segments -= end.first_block_min.0;
+        }
+        for (virtual_stage, [forward, backward, _]) in path.passes.iter().enumerate() {
+            let (stage, chunk) = self.context.stage_and_chunk(virtual_stage);
+            let overhead = &overheads[stage];
+            let [of_forward, of_backward] = match self.context.chunks {
+                1 => [overhead.besides_ends[0], overhead.besides_ends[1]],
+                _ => overhead.transfers[chunk],
+            };
+            // The last transfer of a gradient may overlap with reductions.
+            let is_last = stage == path.end && virtual_stage < stages;
+            let overlaps = is_last && case.longer.reductions && !ends_with_weight_gradients;
+            let hidden = self.hidden_by_wait(path, virtual_stage, case);
+            let counted = [forward - hidden, backward - f64::from(overlaps)];
+            besides_segments += (of_forward * counted[0] + of_backward * counted[1]).0;
+        }
+        let weights = |virtual_stage, kind| {
+            self.weights(path, virtual_stage, kind, (case, ends_with_weight_gradients))
+        };
+        StepPath::new(path.passes.len(), weights, besides_segments)
+    }
+
+    /// The part of the first forward pass on a virtual stage that a later one may hide gathers for.
+    fn hidden_by_wait(&self, path: &SchedulePath, virtual_stage: usize, case: PathCase) -> f64 {
+        let is_waited_for = virtual_stage < path.end && self.context.gathers_in_forward();
+        let is_hidden = is_waited_for && case.later_gathers == HiddenGathers::DuringWait;
+        if is_hidden { self.hidden } else { 0.0 }
+    }
+
+    /// Weights of the first forward pass of the first stage, beyond one, and of its gathers, beyond those in its step phase.
+    fn first_gathers(&self, path: &SchedulePath, case: PathCase) -> [f64; 2] {
+        let counted = if path.end == 0 { self.hidden } else { 0.0 };
+        let [pass, gathers] = match case.longer.gathers {
+            true => [1.0 - self.hidden_computation, 1.0],
+            false => [1.0, self.hidden],
+        };
+        let kept = 1.0 - self.hidden_by_wait(path, 0, case);
+        [pass * kept - 1.0, gathers * kept - counted]
+    }
+
+    fn weights(
+        &self,
+        path: &SchedulePath,
+        virtual_stage: usize,
+        kind: SegmentKind,
+        (case, ends_with_weight_gradients): (PathCase, bool),
+    ) -> StepWeights {
+        let stages = self.context.mesh.pipeline as usize;
+        let (stage, is_first_chunk) = (virtual_stage % stages, virtual_stage < stages);
+        let [forward, backward, weight_gradient] = path.passes[virtual_stage];
+        let is_end = stage == path.end;
+        let counted = f64::from(is_end);
+        let waits = is_end && case.longer.reductions;
+        // The reductions of the head follow its last backward pass.
+        let is_last = waits && is_first_chunk && kind != SegmentKind::Head;
+        let of_last = if is_last { self.hidden_computation } else { 0.0 };
+        let [last_backward, last_weight_gradient] =
+            if ends_with_weight_gradients { [0.0, of_last] } else { [of_last, 0.0] };
+        let [first_forward, gathered] = match stage {
+            _ if !self.context.gathers_in_forward() => [0.0; 2],
+            0 => self.first_gathers(path, case),
+            _ if is_end && case.later_gathers == HiddenGathers::All => [0.0, -self.hidden],
+            _ => [-self.hidden_by_wait(path, virtual_stage, case), 0.0],
+        };
+        let defers = kind == SegmentKind::Block && self.defers_weight_gradients(stage);
+        // Sharded weights may be gathered before the first microbatch comes, and whether gradients are reduced after the last
+        // backward pass is left open.
+        let first = f64::from(stage > 0);
+        let gathers = (forward - first).max(0.0) + (backward - counted).max(0.0);
+        StepWeights {
+            forward: forward + first_forward,
+            backward: backward - last_backward,
+            weight_gradient: if defers {
+                weight_gradient - backward - last_weight_gradient
+            } else {
+                0.0
+            },
+            step_phase: counted,
+            update: -counted,
+            gathered,
+            overlapped: if waits { 1.0 - self.hidden } else { 0.0 },
+            sharded_gathers: self.hidden * gathers,
+            sharded_reductions: self.hidden * (backward - counted).max(0.0),
+        }
+    }
+
+    /// The critical path where segments have these times; those of the stages besides them are added.
+    fn critical(
+        &self,
+        segments: &[SegmentTimes],
+        overheads: &[StageOverhead],
+    ) -> Option<SchedulePath> {
+        let of_stage = |(stage, overhead): (usize, &StageOverhead)| {
+            let mut step_phase = overhead.besides_ends[2].0;
+            let of_chunk = |(chunk, [forward, backward]): (usize, &[Seconds; 2])| {
+                let times = &segments[self.context.virtual_stage(stage, chunk)];
+                step_phase += times.step_phase;
+                let deferred = match self.defers_weight_gradients(stage) {
+                    true => times.weight_gradient,
+                    false => 0.0,
+                };
+                PassTimes {
+                    forward: *forward + Seconds(times.forward),
+                    backward: *backward + Seconds(times.backward - deferred),
+                    weight_gradient: Seconds(deferred),
+                }
+            };
+            let chunks = overhead.transfers.iter().enumerate().map(of_chunk).collect();
+            let step_phase = vec![StepPart::Local(Seconds(step_phase))];
+            StageTime { chunks, step_phase, overlap: None }
+        };
+        let times: Vec<StageTime> = overheads.iter().enumerate().map(of_stage).collect();
+        let of_stage = |stage: usize| {
+            let schedule = StageSchedule::of(self.context, stage as u64);
+            schedule.passes(self.defers_weight_gradients(stage))
+        };
+        let schedules: Vec<Vec<MicrobatchPass>> = (0..times.len()).map(of_stage).collect();
+        let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
+        SchedulePath::critical(self.context, &times, &schedules)
+    }
+
+    /// The times of the segments of each virtual stage with the fastest decisions of each block, in an even division.
+    fn typical_times(&self, overheads: &[StageOverhead]) -> Option<Vec<SegmentTimes>> {
+        let shapes = self.segments.layer_shapes();
+        let of_shapes = self.segments.of_layers(|shape| {
+            self.segments.fastest(SegmentSpec::block(shape, self.boundary), self.context)
+        });
+        let of_virtual_stage = |virtual_stage: usize| {
+            let (stage, chunk) = self.context.stage_and_chunk(virtual_stage);
+            let overhead = &overheads[stage];
+            let [forward, backward] = [0, 1]
+                .map(|pass| (overhead.chunks[chunk][pass] - overhead.transfers[chunk][pass]).0);
+            let mut times = SegmentTimes { forward, backward, ..SegmentTimes::default() };
+            if chunk == 0 {
+                let of_ends = overhead.step_phase - overhead.besides_ends[2];
+                times.step_phase = (of_ends - overhead.syncs.update).0;
+            }
+            for block in &of_shapes[chunk_blocks(self.context, virtual_stage, shapes.len())] {
+                let time = block.as_ref()?.time;
+                times.forward += time.forward.0;
+                times.backward += time.backward.0;
+                times.weight_gradient += time.weight_gradient.0;
+                times.step_phase += (time.step_phase - time.update).0;
+            }
+            Some(times)
+        };
+        (0..self.context.virtual_stages()).map(of_virtual_stage).collect()
+    }
+}
+
+impl SchedulePath {
+    /// The critical path of a step with these times and passes of each stage.
+    fn critical(
+        context: &Context,
+        times: &[StageTime],
+        schedules: &[&[MicrobatchPass]],
+    ) -> Option<SchedulePath> {
+        let spans = simulate_schedules(times, schedules).spans;
+        let (step_phases, passes): (Vec<_>, Vec<_>) =
+            spans.into_iter().partition(|span| span.pass == MicrobatchPass::STEP);
+        let end = step_phases.iter().max_by(|a, b| a.end.0.total_cmp(&b.end.0))?.stage;
+        let mut path = SchedulePath { passes: vec![[0.0; 3]; context.virtual_stages()], end };
+        let mut at = passes.iter().rposition(|span| span.stage == end)?;
+        loop {
+            let span = &passes[at];
+            let virtual_stage = context.virtual_stage(span.stage, span.pass.chunk);
+            let phase = match span.pass.phase {
+                Phase::Forward => 0,
+                Phase::Backward => 1,
+                _ => 2,
+            };
+            path.passes[virtual_stage][phase] += 1.0;
+            if span.begin <= Seconds(0.0) {
+                return Some(path);
+            }
+            // A pass begins when the one before it on its stage has ended, or the same microbatch on a neighbour.
+            let same_microbatch = MicrobatchPass { chunk: 0, ..span.pass };
+            let is_awaited = |other: &MicrobatchPass, stage: usize| {
+                let other_stage = context.virtual_stage(stage, other.chunk);
+                other_stage.abs_diff(virtual_stage) == 1
+                    && other.phase != Phase::WeightGradient
+                    && MicrobatchPass { chunk: 0, ..*other } == same_microbatch
+            };
+            at = passes[..at].iter().rposition(|other| {
+                other.end == span.begin
+                    && (other.stage == span.stage || is_awaited(&other.pass, other.stage))
+            })?;
+        }
+    }
+}
+
+/// The times of the segments of a virtual stage, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct SegmentTimes {
+    forward: f64,
+    /// With all weight gradients.
+    backward: f64,
+    /// Weight gradients that may have passes of their own.
+    weight_gradient: f64,
+    /// Without updates.
+    step_phase: f64,
+}
+
+impl SegmentTimes {
+    fn of(times: &KindTimes) -> SegmentTimes {
+        let sum = |weights: StepWeights| times.iter().map(|times| times.weighted(&weights)).sum();
+        let none = StepWeights::default();
+        let of_blocks = &times[SegmentKind::Block as usize];
+        SegmentTimes {
+            forward: sum(StepWeights { forward: 1.0, ..none }),
+            backward: sum(StepWeights { backward: 1.0, ..none }),
+            weight_gradient: of_blocks.weighted(&StepWeights { weight_gradient: 1.0, ..none }),
+            step_phase: sum(StepWeights { step_phase: 1.0, update: -1.0, ..none }),
+        }
+    }
+}
