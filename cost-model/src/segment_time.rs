@@ -80,12 +80,17 @@ pub struct StepWeights {
 impl StepWeights {
     /// These weights and `count` times the others.
     #[must_use]
-    pub fn plus(self, other: StepWeights, count: f64) -> StepWeights {
-        let (own, other) = (self.by_part(), other.by_part());
-        StepWeights::of_parts(std::array::from_fn(|part| own[part] + count * other[part]))
+    pub fn plus(mut self, other: StepWeights, count: f64) -> StepWeights {
+        let parts = self.parts_mut().into_iter().zip(other.by_part());
+        parts.for_each(|(own, other)| *own += count * other);
+        self
     }
 
-    fn by_part(self) -> [f64; PARTS] {
+    fn by_part(mut self) -> [f64; PARTS] {
+        self.parts_mut().map(|weight| *weight)
+    }
+
+    fn parts_mut(&mut self) -> [&mut f64; PARTS] {
         let StepWeights {
             forward,
             backward,
@@ -109,31 +114,6 @@ impl StepWeights {
             sharded_reductions,
         ]
     }
-
-    fn of_parts(parts: [f64; PARTS]) -> StepWeights {
-        let [
-            forward,
-            backward,
-            weight_gradient,
-            step_phase,
-            update,
-            gathered,
-            overlapped,
-            sharded_gathers,
-            sharded_reductions,
-        ] = parts;
-        StepWeights {
-            forward,
-            backward,
-            weight_gradient,
-            step_phase,
-            update,
-            gathered,
-            overlapped,
-            sharded_gathers,
-            sharded_reductions,
-        }
-    }
 }
 
 /// The times of decisions by part of a step, in seconds.
@@ -143,8 +123,11 @@ pub struct PartTimes([f64; PARTS]);
 impl PartTimes {
     /// The times of decisions whose weighted time is `time`.
     pub fn of(time: impl Fn(&StepWeights) -> f64) -> PartTimes {
-        let unit = |part| std::array::from_fn(|other| f64::from(part == other));
-        PartTimes(std::array::from_fn(|part| time(&StepWeights::of_parts(unit(part)))))
+        PartTimes(std::array::from_fn(|part| {
+            let mut weights = StepWeights::default();
+            *weights.parts_mut()[part] = 1.0;
+            time(&weights)
+        }))
     }
 
     /// These times and `count` times the others.

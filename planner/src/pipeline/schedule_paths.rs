@@ -17,7 +17,7 @@ use narrows_plan::{Context, Seconds};
 use super::interleaved::chunk_blocks;
 use super::joint_times::JointPricing;
 use super::overhead::StageOverhead;
-use super::roles::Longer;
+use super::roles::{CASES, Longer};
 use super::stage_position::StepSchedule;
 use super::step_path::{KindTimes, StepPath};
 use crate::segment::{SegmentSolver, SegmentSpec};
@@ -114,23 +114,17 @@ impl<'a> SchedulePaths<'a> {
 
     /// The cases that a path may have, the first one without longer collectives.
     fn cases(&self, path: &SchedulePath) -> Vec<PathCase> {
-        let mut cases = vec![];
-        for gathers in [false, true] {
-            for reductions in [false, true] {
-                for later_gathers in [HiddenGathers::All, HiddenGathers::DuringWait] {
-                    let is_possible = (!gathers || self.possible.gathers)
-                        && (!reductions || self.possible.reductions);
-                    let has_later = path.end > 0 && self.context.gathers_in_forward();
-                    if is_possible && (has_later || later_gathers == HiddenGathers::All) {
-                        cases.push(PathCase {
-                            longer: Longer { gathers, reductions },
-                            later_gathers,
-                        });
-                    }
-                }
-            }
-        }
-        cases
+        let later: &[HiddenGathers] = match path.end > 0 && self.context.gathers_in_forward() {
+            true => &[HiddenGathers::All, HiddenGathers::DuringWait],
+            false => &[HiddenGathers::All],
+        };
+        let is_possible = |longer: &Longer| {
+            (!longer.gathers || self.possible.gathers)
+                && (!longer.reductions || self.possible.reductions)
+        };
+        let with_later =
+            |longer| later.iter().map(move |later| PathCase { longer, later_gathers: *later });
+        CASES.into_iter().filter(is_possible).flat_map(with_later).collect()
     }
 
     /// The weights of a path in a case.
