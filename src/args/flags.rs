@@ -1,6 +1,10 @@
-//! Flags by name, so that sweeps can set them.
+//! Flags by name, so that sweeps and the page of `ui` can set them.
 
-use clap::{Args, Command};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+use super::plan::PlanningArgs;
+use super::training_run::TrainingRunArgs;
 
 use crate::errors::{CommandResult, Failure, Problem};
 
@@ -25,7 +29,7 @@ pub fn set_flag<T: Args>(group: &mut T, flag: &str, value: &str) -> CommandResul
         let text = in_words(error.to_string());
         let mut lines = text.lines().map(str::trim);
         let message = lines.next().unwrap_or_default().trim_start_matches("error: ");
-        let problem = Problem::new(format!("--sweep {flag}"), message);
+        let problem = Problem::new(format!("--sweep {}", flag.replace('-', "_")), message);
         let values = lines.next().filter(|line| line.starts_with('['));
         Failure::input(match values {
             Some(values) => problem.hint(values.trim_matches(['[', ']'])),
@@ -35,6 +39,55 @@ pub fn set_flag<T: Args>(group: &mut T, flag: &str, value: &str) -> CommandResul
     let mut matches =
         command.try_get_matches_from([format!("--{flag}={value}")]).map_err(invalid)?;
     group.update_from_arg_matches_mut(&mut matches).map_err(invalid)
+}
+
+/// A group none of whose flags is given.
+pub fn omitted<T: Args>() -> T {
+    let command = T::augment_args(Command::new("").no_binary_name(true));
+    let none: [&str; 0] = [];
+    let matches = command
+        .try_get_matches_from(none)
+        .and_then(|mut matches| T::from_arg_matches_mut(&mut matches));
+    matches.expect("no flag of the group is required")
+}
+
+/// Names and values, as typed, of the flags of planning requests and training runs that a command line gives. Groups
+/// take their values out of the matches, so this one stands before them.
+#[derive(Clone, Debug, Default)]
+pub struct TypedFlags(pub Vec<(String, String)>);
+
+impl TypedFlags {
+    fn of(matches: &ArgMatches) -> TypedFlags {
+        let command = TrainingRunArgs::augment_args(PlanningArgs::augment_args(Command::new("")));
+        let typed = command.get_arguments().filter_map(|arg| {
+            let id = arg.get_id().as_str();
+            let is_typed = matches.value_source(id) == Some(ValueSource::CommandLine);
+            let value = matches.get_raw(id).filter(|_| is_typed)?.next_back()?;
+            Some((arg.get_long()?.to_owned(), value.to_string_lossy().into_owned()))
+        });
+        TypedFlags(typed.collect())
+    }
+}
+
+impl FromArgMatches for TypedFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<TypedFlags, clap::Error> {
+        Ok(TypedFlags::of(matches))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = TypedFlags::of(matches);
+        Ok(())
+    }
+}
+
+impl Args for TypedFlags {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
 }
 
 /// Messages of the standard library about numbers, and what they mean.

@@ -60,7 +60,7 @@ pub use documents::DocumentFiles;
 pub use export::{ExportArgs, PlanExportSettings};
 pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
 pub use factor::{FactorArgs, FactorSettings};
-pub use flags::{flags, in_words, set_flag};
+pub use flags::{TypedFlags, flags, in_words, omitted, set_flag};
 pub use framework::in_flag as framework_flag;
 pub use generate::{GenerateArgs, GenerateSettings};
 pub use launch::process_of_words;

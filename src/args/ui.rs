@@ -1,7 +1,10 @@
 //! Flags of `ui`.
 
+use std::ffi::OsString;
+
 use clap::Args;
 
+use super::flags::TypedFlags;
 use super::plan::PlanningArgs;
 use super::request::at_most_one_stdin;
 use super::training_run::TrainingRunArgs;
@@ -15,6 +18,9 @@ pub struct UiArgs {
     /// Port on 127.0.0.1; 0 takes any free one
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub port: u16,
+    /// Flags of the following groups as typed.
+    #[command(flatten)]
+    pub typed: TypedFlags,
     /// Planning request that the page begins with.
     #[command(flatten)]
     pub planning: PlanningArgs,
@@ -24,14 +30,13 @@ pub struct UiArgs {
 }
 
 impl UiArgs {
-    /// The request and the training run, with the model and hardware that the page begins with.
+    /// The model and the hardware that the page begins with.
     ///
     /// # Errors
     /// Model or hardware from standard input, which can be read only once, and an incomplete training run.
-    pub fn resolve(&self, model: &str) -> CommandResult<(PlanningArgs, TrainingRunArgs)> {
-        let mut planning = self.planning.clone();
-        let request = &mut planning.request;
-        let files = [("--model", &request.model.model), ("--hardware", &request.model.hardware)];
+    pub fn inputs(&self, model: &str) -> CommandResult<(OsString, OsString)> {
+        let inputs = &self.planning.request.model;
+        let files = [("--model", &inputs.model), ("--hardware", &inputs.hardware)];
         at_most_one_stdin(files.iter().flat_map(|(_, file)| file.as_ref()))?;
         for (flag, file) in files {
             if file.as_ref().is_some_and(|file| input::is_stdin(file)) {
@@ -40,9 +45,8 @@ impl UiArgs {
             }
         }
         self.training_run.resolve(self.planning.request.minimises_cost())?;
-        let hardware = RequestDefaults::PLAN.hardware;
-        request.model.model.get_or_insert_with(|| model.into());
-        request.model.hardware.get_or_insert_with(|| hardware.into());
-        Ok((planning, self.training_run.clone()))
+        let or =
+            |file: &Option<OsString>, preset: &str| file.clone().unwrap_or_else(|| preset.into());
+        Ok((or(&inputs.model, model), or(&inputs.hardware, RequestDefaults::PLAN.hardware)))
     }
 }

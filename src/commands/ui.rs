@@ -10,12 +10,18 @@ use crate::ui::{FIRST_MODEL, PageSettings, serve};
 
 /// Opens the port, prints the address, serves until Ctrl-C.
 pub fn run(args: &UiArgs) -> CommandResult<()> {
-    let (planning, training_run) = args.resolve(FIRST_MODEL)?;
+    let (model, hardware) = args.inputs(FIRST_MODEL)?;
+    let settings = PageSettings {
+        model,
+        hardware,
+        time_limit: args.planning.request.time_limit,
+        flags: args.typed.clone(),
+    };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port));
     let listener = listener.map_err(|error| cannot_listen(args.port, &error))?;
     let address = listener.local_addr().map_err(|error| cannot_listen(args.port, &error))?;
     let stop = stop_on_signals("Ctrl-C will end the server at once");
-    serve(listener, PageSettings { planning, training_run }, &stop, || {
+    serve(listener, settings, &stop, || {
         output::print(&format!("Serving http://{address}/ to this machine; Ctrl-C ends it\n"))
     })
 }

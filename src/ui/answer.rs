@@ -73,14 +73,14 @@ impl Planner {
         time_limit_s: Option<f64>,
         stop: &Arc<AtomicBool>,
     ) -> CommandResult<Value> {
-        let time_limit = time_limit_s.map(time_limit).transpose()?;
-        let request = Request { time_limit, ..point.request };
+        let limits = [time_limit_s.map(time_limit).transpose()?, point.request.time_limit];
+        let request = Request { time_limit: limits.into_iter().flatten().min(), ..point.request };
         validate(&request)?;
         let result = self.search(settings, &request, stop);
         let Some(best) = &result.best else {
             let report = InfeasibleReport::new(&request, &result.report, &self.cache);
             return match result.report.status {
-                SearchStatus::TimeLimit => json_value(&report),
+                SearchStatus::TimeLimit if time_limit_s.is_some() => json_value(&report),
                 _ => Err(report.into_failure()),
             };
         };
@@ -111,7 +111,7 @@ impl Planner {
         point: Point,
         stop: &Arc<AtomicBool>,
     ) -> CommandResult<Value> {
-        let request = Request { time_limit: None, ..point.request };
+        let request = point.request;
         validate(&request)?;
         let result = self.search(settings, &request, stop);
         let Some(best) = &result.best else {

@@ -7,7 +7,7 @@ use narrows_plan::model::{Model, presets};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::settings::{PageSettings, Settings};
+use super::settings::PageSettings;
 use crate::errors::CommandResult;
 use crate::input;
 use crate::text::{count, plural};
@@ -50,15 +50,15 @@ const BATCH: u64 = 64;
 /// Model or hardware of the command line cannot be read.
 pub fn options(settings: &PageSettings) -> CommandResult<Value> {
     let mut models = vec![];
-    for name in with_own(settings.model(), presets::names()) {
+    for name in with_own(&settings.model, presets::names()) {
         models.push(model_preset(name.as_ref())?);
     }
     let mut hardware = vec![];
     let names = profile::preset_names().map(str::to_owned);
-    for name in with_own(settings.hardware(), names) {
+    for name in with_own(&settings.hardware, names) {
         hardware.push(hardware_preset(name.as_ref())?);
     }
-    let settings = first_settings(settings);
+    let settings = settings.first(DEVICES, BATCH);
     Ok(
         json!({"models": models, "hardware": hardware, "controls": controls(), "settings": settings}),
     )
@@ -70,23 +70,6 @@ fn with_own(own: &OsStr, presets: impl IntoIterator<Item = String>) -> Vec<Strin
     let own = own.to_string_lossy().into_owned();
     let own = (!presets.contains(&own)).then_some(own);
     own.into_iter().chain(presets).collect()
-}
-
-fn first_settings(settings: &PageSettings) -> Settings {
-    let request = &settings.planning.request;
-    let mut first = Settings::new();
-    first.insert("model".into(), json!(settings.model().to_string_lossy()));
-    first.insert("hardware".into(), json!(settings.hardware().to_string_lossy()));
-    first.insert("devices".into(), json!(request.devices.unwrap_or(DEVICES)));
-    let batch = request.global_batch.or(request.devices.is_none().then_some(BATCH));
-    let flags = [
-        ("global_batch", batch),
-        ("micro_batch", request.micro_batch),
-        (SEQUENCE_LENGTH, request.sequence_length),
-    ];
-    let flags = flags.into_iter().filter_map(|(field, value)| Some((field.into(), json!(value?))));
-    first.extend(flags);
-    first
 }
 
 fn controls() -> Vec<Control> {

@@ -17,7 +17,8 @@
 //! | `POST /api/baselines` | the baselines of `explain` and pure data parallelism, with a picture of their step times |
 //!
 //! `POST` takes `{"settings": {FIELD: VALUE, …}}` with the fields of `whatif --sweep`, for `/api/plan` also
-//! `"time_limit_s"`. Settings that cannot be planned are answered by `{"error": {"kind", "problems"}}`, with the status 200.
+//! `"time_limit_s"`. Fields that are left out have their defaults, whatever the flags of the command line; model and
+//! hardware are then those of the command line. Settings that cannot be planned are answered by `{"error": {"kind", "problems"}}`, with the status 200.
 
 mod answer;
 mod controls;

@@ -1,41 +1,53 @@
 //! Settings of the page, the request that they describe, and why one is refused.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::time::Duration;
 
 use axum::Json;
 use narrows_cost_model::profile;
 use narrows_plan::model::presets;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::args::{PlanningArgs, TrainingRunArgs};
+use crate::args::{PlanningArgs, TrainingRunArgs, TypedFlags, omitted};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
-use crate::whatif::{Point, Scenario, Sweep, SweepAxis, text_of};
+use crate::whatif::{Point, Scenario, Sweep, SweepAxis, is_swept, text_of};
 
 /// Values by the names of fields, as `whatif` lists them.
 pub type Settings = Map<String, Value>;
 
-/// Settings of the page before any control is moved.
+/// Flags of the command line.
 #[derive(Debug)]
 pub struct PageSettings {
-    /// Flags that hold unless a setting replaces them. Model and hardware are set.
-    pub planning: PlanningArgs,
-    /// Flags of the training run.
-    pub training_run: TrainingRunArgs,
+    /// Model that the page begins with; the only file that it may name.
+    pub model: OsString,
+    /// Hardware, likewise.
+    pub hardware: OsString,
+    /// Longest time of a search.
+    pub time_limit: Option<Duration>,
+    /// Flags that the page begins with. The page may drop them: a setting that is not given has its default.
+    pub flags: TypedFlags,
 }
 
 impl PageSettings {
-    /// The model of the command line.
-    pub fn model(&self) -> &OsStr {
-        self.planning.request.model.model.as_deref().unwrap_or_default()
+    /// The settings that the page begins with; `devices` and `global_batch` are those given unless flags set them.
+    pub fn first(&self, devices: u64, global_batch: u64) -> Settings {
+        let mut first = Settings::new();
+        for (flag, value) in self.flags.0.iter().filter(|(flag, _)| is_swept(flag)) {
+            let whole = value.parse().map(|value: u64| json!(value));
+            first.insert(flag.replace('-', "_"), whole.unwrap_or_else(|_| json!(value)));
+        }
+        if !first.contains_key("devices") {
+            first.insert("devices".into(), json!(devices));
+            first.entry("global_batch").or_insert(json!(global_batch));
+        }
+        first.insert("model".into(), json!(self.model.to_string_lossy()));
+        first.insert("hardware".into(), json!(self.hardware.to_string_lossy()));
+        first
     }
 
-    /// The hardware of the command line.
-    pub fn hardware(&self) -> &OsStr {
-        self.planning.request.model.hardware.as_deref().unwrap_or_default()
-    }
-
-    /// The request, and the training run to estimate, under some settings.
+    /// The request, and the training run to estimate, under some settings. Model and hardware are those of the command
+    /// line unless set, and everything else has its default.
     ///
     /// # Errors
     /// Unknown fields, values that a field does not take, and files that the command line does not name.
@@ -61,7 +73,11 @@ impl PageSettings {
     }
 
     fn scenario(&self, settings: &Settings) -> CommandResult<(Scenario, Vec<SweepAxis>)> {
-        let mut planning = self.planning.clone();
+        let mut planning = omitted::<PlanningArgs>();
+        planning.request.time_limit = self.time_limit;
+        let inputs = &mut planning.request.model;
+        inputs.model = Some(self.model.clone());
+        inputs.hardware = Some(self.hardware.clone());
         let mut fields = vec![];
         for (name, value) in settings {
             let is_scalar = value.is_number() || value.is_boolean() || value.is_string();
@@ -80,26 +96,28 @@ impl PageSettings {
                 ));
             }
             let text = text_of(value);
+            if text.trim().is_empty() {
+                let problem = Problem::new(format!("--sweep {name}"), "has no value");
+                return Err(Failure::input(problem.hint("without the setting, its default holds")));
+            }
             let is_file = matches!(name.as_str(), "model" | "hardware");
             if !is_file && (text.contains(',') || text.contains("..")) {
                 return Err(several_values(name));
             }
             match name.as_str() {
-                "model" => planning.request.model.model = Some(self.known_model(&text)?),
-                "hardware" => {
-                    planning.request.model.hardware = Some(self.known_hardware(&text)?);
-                }
+                "model" => inputs.model = Some(self.known_model(&text)?),
+                "hardware" => inputs.hardware = Some(self.known_hardware(&text)?),
                 _ => fields.push(format!("{name}={text}")),
             }
         }
-        Scenario::new(planning, self.training_run.clone(), ("--sweep", &fields))
+        Scenario::new(planning, omitted::<TrainingRunArgs>(), ("--sweep", &fields))
     }
 
     /// A model that the page may name: a preset or the model of the command line. Other names are never opened as files.
     fn known_model(&self, name: &str) -> CommandResult<OsString> {
         let find = |name: &str| presets::find_file(name).map(drop);
         let unknown = |defect| Failure::input(Problem::in_flag("--model", defect));
-        match self.model() == name {
+        match self.model == name {
             true => Ok(name.into()),
             false => find(name).map(|()| name.into()).map_err(unknown),
         }
@@ -108,7 +126,7 @@ impl PageSettings {
 
     /// As [`Self::known_model`], for hardware.
     fn known_hardware(&self, name: &str) -> CommandResult<OsString> {
-        match self.hardware() == name {
+        match self.hardware == name {
             true => Ok(name.into()),
             false => profile::preset(name).map(|_| name.into()),
         }

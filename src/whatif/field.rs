@@ -38,7 +38,8 @@ pub struct HardwareField {
 }
 
 impl HardwareField {
-    /// A value as typed in the unit of the profile, rounded where the profile has a whole number.
+    /// A value as typed in the unit of the profile, rounded where the profile has a whole number; `null` where it is too
+    /// large for a number.
     pub fn in_profile_unit(&self, value: f64, is_whole: bool) -> Value {
         let value = value * self.factor;
         number(if is_whole { value.round() } else { value })
@@ -152,7 +153,12 @@ pub fn field_names(model: &Document, hardware: &Document) -> Vec<(String, String
 /// Names and help texts of the flags that are swept: of the request with its optimizer, and of the training run.
 fn swept_flags() -> Vec<(String, String)> {
     let all = flags::<PlanningArgs>().into_iter().chain(flags::<TrainingRunArgs>());
-    all.filter(|(flag, _)| !FLAGS_NOT_SWEPT.contains(&flag.as_str())).collect()
+    all.filter(|(flag, _)| is_swept(flag)).collect()
+}
+
+/// Whether a flag of planning requests or training runs can be swept.
+pub fn is_swept(flag: &str) -> bool {
+    !FLAGS_NOT_SWEPT.contains(&flag)
 }
 
 /// Whether every word of a name begins a word of a known name, in their order: `seq_len`, `hardware.bandwidth`.

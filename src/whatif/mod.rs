@@ -27,7 +27,7 @@ pub use break_even::{
     BreakEvenRegion, BreakEvenValues, FasterAlternative, parse_range, regions, sorted_numbers,
 };
 pub use document::{Document, ScalarField};
-pub use field::SweepField;
+pub use field::{SweepField, is_swept};
 pub use point::{Point, SweepAxis};
 pub use scenario::{Scenario, text_of};
 pub use solve::{Condition, Extreme, Method, solve};

@@ -202,8 +202,14 @@ impl Scenario {
             let document = changed.get_or_insert_with(|| document.clone());
             let scaled = value.as_f64().filter(|_| field.factor != 1.0);
             let is_whole = document.is_whole(&field.path);
-            let value = scaled
-                .map_or_else(|| value.clone(), |value| field.in_profile_unit(value, is_whole));
+            let value = match scaled.map(|value| field.in_profile_unit(value, is_whole)) {
+                Some(Value::Null) => {
+                    let problem =
+                        Problem::new(format!("--sweep {typed}"), format!("{value} is too large"));
+                    return Err(Failure::input(problem));
+                }
+                scaled => scaled.unwrap_or_else(|| value.clone()),
+            };
             set_field(document, typed, &field.path, value)?;
             document.drop_refits_of(&field.path);
         }

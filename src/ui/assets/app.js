@@ -42,7 +42,7 @@ function readAddress() {
   settings = {};
   const given = new URLSearchParams(location.hash.slice(1));
   if ([...given.keys()].length === 0) Object.assign(settings, options.settings);
-  for (const [field, text] of given) settings[field] = parsed(text);
+  for (const [field, text] of given) if (text.trim() !== "") settings[field] = parsed(text);
   settings.model ??= options.settings.model;
   settings.hardware ??= options.settings.hardware;
 }

@@ -214,6 +214,30 @@ fn the_page_follows_its_controls() {
     browser.wait_for_plan();
     assert!(browser.text(status).starts_with("cola-60m on 1 device of"));
 
+    // A flag of the command line that is replaced by the value of the preset, or emptied, no longer holds.
+    let link = format!(
+        "{address}#model=cola-60m&hardware=a100-80gb&devices=2&sequence_length=512&tensor=2"
+    );
+    browser.call("Page.navigate", json!({"url": "about:blank"}));
+    browser.call("Page.navigate", json!({"url": link}));
+    browser.wait_for_plan();
+    let shown = browser.text("document.getElementById('extras').textContent");
+    assert!(shown.starts_with("tensor = 2"), "{shown}");
+    let first_plan = browser.text(highlights);
+    for (id, text) in [("devices", "1"), ("sequence_length", "1024"), ("sequence_length", "")] {
+        browser.value(&format!(
+            "(() => {{ const field = document.getElementById('field-{id}'); field.value = '{text}'; \
+             field.dispatchEvent(new Event('input')); }})()"
+        ));
+    }
+    browser.value("document.querySelector('#extras button').click()");
+    browser.wait("document.body.dataset.state !== 'ready'");
+    browser.wait_for_plan();
+    assert_ne!(browser.text(highlights), first_plan);
+    assert_eq!(browser.text("document.getElementById('field-sequence_length').value"), "4096");
+    let link = browser.text("location.href");
+    assert!(!link.contains("sequence_length") && !link.contains("tensor"), "{link}");
+
     // Every control has a name and can be reached by the keyboard.
     let unnamed = "[...document.querySelectorAll('input, select')].filter(control => \
         !control.labels?.length && !control.ariaLabel || control.tabIndex < 0).length";

@@ -73,6 +73,15 @@ impl Server {
         (answer.status, serde_json::from_str(&answer.body).expect("JSON"))
     }
 
+    /// The settings that the page begins with, and others that replace them.
+    fn settings(&self, others: Value) -> Value {
+        let options: Value = serde_json::from_str(&self.get("/api/options").body).expect("JSON");
+        let mut settings = options["settings"].clone();
+        let others = others.as_object().expect("settings").clone();
+        settings.as_object_mut().expect("settings").extend(others);
+        settings
+    }
+
     fn interrupt(&self) {
         let id = self.child.id().to_string();
         let status = Command::new("kill").args(["-INT", &id]).status().expect("kill runs");

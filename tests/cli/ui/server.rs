@@ -43,6 +43,7 @@ fn the_plan_follows_the_settings() {
 fn any_field_of_a_sweep_can_be_set() {
     let server = Server::start("--model cola-60m --sequence-length 512 --devices 2 --tensor 2");
     let step_time = |settings: Value| {
+        let settings = server.settings(settings);
         let (status, answer) = server.post("/api/plan", &json!({"settings": settings}));
         assert_eq!(status, 200, "{answer}");
         answer["prediction"]["step_time_s"].as_f64().expect("a time")
@@ -83,7 +84,8 @@ fn edited_files_are_planned_anew() {
     );
     let server = Server::start(&flags);
     let check = |edit: &str| {
-        let (status, answer) = server.post("/api/plan", &json!({"settings": {}}));
+        let settings = server.settings(json!({}));
+        let (status, answer) = server.post("/api/plan", &json!({"settings": settings}));
         assert_eq!(status, 200, "{answer}");
         assert_eq!(answer["prediction"], json(&format!("plan {flags}"))["prediction"], "{edit}");
     };
@@ -103,6 +105,14 @@ fn settings_without_a_plan_are_refused_with_a_hint() {
         (json!({"hardware": "profiles/h100-sxm.json"}), "hardware", "no hardware profile", "FILE"),
         (json!({"devics": 4}), "", "no field is called `devics`", "devices"),
         (json!({"rank": "64,128"}), "rank", "more than one value", "whatif"),
+        (json!({"global_batch": -1}), "global_batch", "expected a whole number", ""),
+        (
+            json!({"hardware.links.inter_node.bandwidth_gbps": 1e300}),
+            "hardware.links.inter_node.bandwidth_gbps",
+            "is too large",
+            "",
+        ),
+        (json!({"global_batch": ""}), "global_batch", "has no value", "its default"),
         (json!({"devices": "1..999999+1"}), "devices", "more than one value", "whatif"),
         (json!({" model": "Cargo.toml"}), "model", "not the name of a field", "--list"),
         (
@@ -139,22 +149,24 @@ fn settings_without_a_plan_are_refused_with_a_hint() {
 #[test]
 fn a_time_limit_ends_a_search_without_proof() {
     let server = Server::start("--model cola-1b --devices 8");
+    let settings = server.settings(json!({}));
     let post = |body: Value| server.post("/api/plan", &body).1;
-    let first = post(json!({"settings": {}, "time_limit_s": 0}));
+    let first = post(json!({"settings": settings, "time_limit_s": 0}));
     assert_eq!(first["search"]["status"], "time_limit", "{first}");
-    let proven = post(json!({"settings": {}}));
+    let proven = post(json!({"settings": settings}));
     let plan = json("plan --model cola-1b --devices 8");
     assert_eq!(proven["decisions"], plan["decisions"]);
     assert_eq!(proven["search"]["status"], plan["search"]["status"]);
     // The proof is known now.
-    let again = post(json!({"settings": {}, "time_limit_s": 0}));
+    let again = post(json!({"settings": settings, "time_limit_s": 0}));
     assert_eq!(again["search"]["status"], proven["search"]["status"]);
 }
 
 #[test]
 fn baselines_stand_beside_the_plan() {
     let server = Server::start("--model cola-60m --devices 4 --sequence-length 512");
-    let (status, answer) = server.post("/api/baselines", &json!({"settings": {}}));
+    let settings = server.settings(json!({}));
+    let (status, answer) = server.post("/api/baselines", &json!({"settings": settings}));
     assert_eq!(status, 200, "{answer}");
     let baselines = answer["baselines"].as_array().expect("baselines");
     let step_time = |name: &str| {
@@ -235,6 +247,25 @@ fn the_page_needs_no_network() {
 }
 
 #[test]
+fn a_setting_that_is_left_out_has_its_default() {
+    let flags = "--model cola-60m --devices 2 --global-batch 8 --sequence-length 512 --tensor 2";
+    let server = Server::start(flags);
+    let first = server.settings(json!({}));
+    let expected = json!({"model": "cola-60m", "hardware": "a100-80gb", "devices": 2, "global_batch": 8,
+        "sequence_length": 512, "tensor": 2});
+    assert_eq!(first, expected);
+    let decisions = |settings: Value| {
+        let (status, answer) = server.post("/api/plan", &json!({"settings": settings}));
+        assert_eq!(status, 200, "{answer}");
+        answer["decisions"].clone()
+    };
+    assert_eq!(decisions(first), json(&format!("plan {flags}"))["decisions"]);
+    let left = json!({"devices": 2, "sequence_length": 512});
+    let plan = json("plan --model cola-60m --devices 2 --sequence-length 512");
+    assert_eq!(decisions(left), plan["decisions"]);
+}
+
+#[test]
 fn flags_are_what_the_page_begins_with() {
     let server = Server::start("--model models/mixed-ranks.json --devices 8 --hardware h100-sxm");
     let options: Value = serde_json::from_str(&server.get("/api/options").body).expect("JSON");
@@ -244,6 +275,10 @@ fn flags_are_what_the_page_begins_with() {
     assert_eq!(options["models"][0]["name"], "models/mixed-ranks.json");
     let (status, answer) = server.post("/api/plan", &json!({"settings": options["settings"]}));
     assert_eq!(status, 200, "{answer}");
+    let with_units = Server::start("--memory-limit 40GiB --tokens 1e9 --time-limit 60");
+    let first = with_units.settings(json!({}));
+    assert_eq!((&first["memory_limit"], &first["tokens"]), (&json!("40GiB"), &json!("1e9")));
+    assert_eq!((&first["devices"], &first["time_limit"]), (&json!(16), &Value::Null));
     for (flags, message) in [
         ("--model cola-7", "did you mean cola-7b?"),
         ("--model -", "read only once"),
