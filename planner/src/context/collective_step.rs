@@ -288,23 +288,41 @@ impl<'a> CollectiveStep<'a> {
 
     /// The sums of the [least costs](CollectiveStep::least) of all segments, the first one with what the segments do not count.
     fn total(&self, longer: [Longer; 2], memory: Option<(f64, u64)>) -> Option<[f64; 2]> {
+        let mut total = [self.besides_segments(longer), 0.0];
+        for (part, (spec, place, count)) in self.parts.iter().enumerate() {
+            let counted = memory.filter(|(_, last_blocks)| self.is_counted(part, *last_blocks));
+            let multiplier = counted.map(|(multiplier, _)| multiplier);
+            let of_part = self.least(*spec, self.weights(*place, longer), multiplier)?;
+            total = [0, 1].map(|at| total[at] + count * of_part[at]);
+        }
+        Some(total)
+    }
+
+    /// The time of a step in a case besides the weighted times of its parts, in seconds.
+    pub(super) fn besides_segments(&self, longer: [Longer; 2]) -> f64 {
         let hidden = [0, 1].into_iter().filter(|at| longer[*at] == Longer::Never);
         let at_ends: f64 = hidden.map(|at| self.at_ends[at]).sum();
         // Those of sharded gradients follow the reductions of every pass.
         let after_backward =
             if longer[1] == Longer::InEveryPass { self.after_backward } else { 0.0 };
-        let mut total = [at_ends + after_backward + self.additions(longer[1]), 0.0];
-        for (spec, place, count) in &self.parts {
-            // Memory is that of the blocks.
-            let counts = |last_blocks: u64| {
-                spec.kind == SegmentKind::Block
-                    && place.blocks_after().is_none_or(|after| after >= last_blocks)
-            };
-            let multiplier = memory.filter(|(_, last)| counts(*last)).map(|(of, _)| of);
-            let of_part = self.least(*spec, self.weights(*place, longer), multiplier)?;
-            total = [0, 1].map(|at| total[at] + count * of_part[at]);
-        }
-        Some(total)
+        at_ends + after_backward + self.additions(longer[1])
+    }
+
+    /// The parts of a step: distinct segments in each place, with their numbers of instances.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (SegmentSpec, f64)> {
+        self.parts.iter().map(|(spec, _, count)| (*spec, *count))
+    }
+
+    /// The weights of the times of a part in a case.
+    pub(super) fn part_weights(&self, part: usize, longer: [Longer; 2]) -> StepWeights {
+        self.weights(self.parts[part].1, longer)
+    }
+
+    /// Whether the bytes of a part count where so many last blocks are left out: memory is that of the blocks.
+    pub(super) fn is_counted(&self, part: usize, last_blocks: u64) -> bool {
+        let (spec, place, _) = &self.parts[part];
+        spec.kind == SegmentKind::Block
+            && place.blocks_after().is_none_or(|after| after >= last_blocks)
     }
 
     /// Least weighted time of a segment in seconds, with a multiplier of bytes that of time and bytes, and the bytes.

@@ -8,6 +8,7 @@
 //! | `memory_limited_bound` | bound of a step whose stages keep activations within their memory |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
 //! | `collective_step`, `collective_bound` | bounds of a step that waits for gradient reductions or gathers of weights, without and within the memory |
+//! | `collective_mean` | the same bounds from means of such steps |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `last_blocks` | faster solutions for the last blocks of a plan that fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
@@ -25,6 +26,7 @@ mod average_stage;
 mod block_room;
 mod bounds;
 mod collective_bound;
+mod collective_mean;
 mod collective_step;
 mod last_blocks;
 mod lower_bound;

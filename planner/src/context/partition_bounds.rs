@@ -6,6 +6,8 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
 use super::collective_bound::CollectiveBounds;
+use super::collective_mean::CollectiveMean;
+use super::collective_step::CollectiveStep;
 use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, Multipliers, PipelineOverheads, StagePartitioner};
@@ -97,17 +99,21 @@ impl ContextSolver<'_> {
         RelaxedLayout { embedding_and_head: relaxed, overheads }
     }
 
-    /// Lower bound in seconds on the plans of the layout of the fastest embedding and head, from means of paths through the pipeline;
-    /// `incumbent` or more where none takes less. 0 where there is no such bound.
-    pub(super) fn mean_of_paths(
+    /// Lower bound in seconds on the plans of the layout of the fastest embedding and head, from means of bounds: of paths through the
+    /// pipeline, or of cases of the collectives of one stage. `incumbent` or more where none takes less, 0 where there is no such
+    /// bound.
+    pub(super) fn mean_bound(
         &self,
         context: &Context,
         fastest: &EmbeddingAndHead,
         incumbent: f64,
         multipliers: &mut Option<Multipliers>,
     ) -> f64 {
-        if context.mesh.pipeline == 1 || context.pass_microbatches() > 1 {
+        if context.pass_microbatches() > 1 {
             return 0.0;
+        }
+        if context.mesh.pipeline == 1 {
+            return self.mean_of_collectives(context, fastest, incumbent);
         }
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let RelaxedLayout { embedding_and_head, overheads } = self.relaxed_layout(context, fastest);
@@ -116,6 +122,27 @@ impl ContextSolver<'_> {
         let partitioner =
             StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
         partitioner.mean_of_paths(&overheads, incumbent, multipliers)
+    }
+
+    /// The same of one stage.
+    pub(super) fn mean_of_collectives(
+        &self,
+        context: &Context,
+        fastest: &EmbeddingAndHead,
+        incumbent: f64,
+    ) -> f64 {
+        let RelaxedLayout { embedding_and_head, overheads } = self.relaxed_layout(context, fastest);
+        let Some(mut step) = CollectiveStep::new(self.segments, context, overheads.layouts())
+        else {
+            return 0.0;
+        };
+        step.count_ends(&overheads);
+        let rooms = match self.request.memory_limit {
+            MemoryLimit::None => vec![],
+            _ => self.block_rooms(context, &embedding_and_head),
+        };
+        let mut mean = CollectiveMean::new(self.segments, context, &step, rooms);
+        mean.bound(incumbent, &|| self.out_of_time())
     }
 
     /// Bound on the plans of one layout: that of the relaxed embedding and head.

@@ -125,17 +125,17 @@ impl<'a> ContextSolver<'a> {
             match layout {
                 LayoutBound::Bound { time, beyond_division } if time.0 < progress.incumbent => {
                     // This bound takes long, and is not worth its time before one of the best plans is known.
-                    let of_paths = self.mean_of_paths(
+                    let of_mean = self.mean_bound(
                         context,
                         embedding_and_head,
                         progress.incumbent,
                         &mut multipliers,
                     );
-                    if of_paths >= progress.incumbent {
+                    if of_mean >= progress.incumbent {
                         progress.record_no_improvement();
                         continue;
                     }
-                    progress.bound = progress.bound.min(of_paths.max(time.0));
+                    progress.bound = progress.bound.min(of_mean.max(time.0));
                     let divided = (*time - *beyond_division).0;
                     self.solve_layout(context, embedding_and_head, divided, &mut progress);
                 }

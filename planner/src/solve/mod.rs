@@ -28,6 +28,7 @@ mod hull;
 mod ilp;
 mod join;
 mod lagrange;
+mod mean_program;
 mod outcome;
 mod presolve;
 mod table_solver;
@@ -42,7 +43,7 @@ pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
 pub(crate) use hull::{
     Hull, RowWeights, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable, chord,
 };
-pub(crate) use ilp::{LinearProgram, LinearRow, TIME_SCALE, solve_relaxation};
+pub(crate) use mean_program::{MeanDecisions, MeanMultipliers, MeanProgram};
 pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
 pub use outcome::{SolveMethod, TableSolves};
 pub(crate) use table_solver::solve_table;

@@ -19,7 +19,7 @@ use super::outcome::{SolveClock, SolveError, SolveLimits, SolveMethod, SolveOutc
 use program::TableProgram;
 
 pub(super) use library::{IlpAnswer, IlpRequest, IlpTermination, bytes_unit, solve_program};
-pub(crate) use library::{LinearProgram, LinearRow, TIME_SCALE, solve_relaxation};
+pub(super) use library::{LinearProgram, LinearRow, TIME_SCALE, solve_relaxation};
 
 /// Bound and assignment of a table that are known before its integer program.
 #[derive(Clone, Debug)]

@@ -1,0 +1,257 @@
+//! Lower bound on a step of one stage from a mean of cases, and from prices of memory.
+//!
+//! A step takes at least the time of each case of its [collectives](super::collective_step), and of any mean of them. In a mean, the
+//! decisions of a segment are the same in all cases, while the [bounds of single cases](super::collective_bound) take other ones for
+//! each: short reductions where these take longer than the backward pass, and fast passes where they do not. All
+//! [rooms](super::block_room) of the blocks have a price too. The best shares and prices are those of a [linear
+//! program](MeanProgram) over the decisions that are known so far; the best decisions at these are added (cutting planes; Kelley,
+//! 1960).
+
+use narrows_cost_model::{PartTimes, StepWeights};
+use narrows_plan::Context;
+
+use super::block_room::BlockRoom;
+use super::collective_step::{CollectiveStep, Longer};
+use crate::pipeline::in_flight_in_chunk;
+use crate::segment::{CheapestDecisions, SegmentSolver};
+use crate::solve::{MeanDecisions, MeanMultipliers, MeanProgram};
+
+/// Cases that a mean begins with: those with the largest bounds.
+const FIRST_CASES: usize = 3;
+/// Linear programs that are solved for a bound.
+const PROGRAMS_MAX: usize = 40;
+/// Relative difference to the value of the linear program at which the search ends.
+const TOLERANCE: f64 = 1e-3;
+
+/// Decisions of a part of the step.
+struct Candidate {
+    part: usize,
+    decisions: CheapestDecisions,
+    times: PartTimes,
+}
+
+/// Bounds on the plans of a context with one layout, on one stage.
+pub(super) struct CollectiveMean<'a, 's> {
+    segments: &'a SegmentSolver<'a>,
+    context: &'a Context,
+    step: &'s CollectiveStep<'a>,
+    cases: Vec<[Longer; 2]>,
+    rooms: Vec<BlockRoom>,
+    known: Vec<Candidate>,
+}
+
+impl<'a, 's> CollectiveMean<'a, 's> {
+    /// The bounds of a step within these rooms of its blocks.
+    pub(super) fn new(
+        segments: &'a SegmentSolver<'a>,
+        context: &'a Context,
+        step: &'s CollectiveStep<'a>,
+        rooms: Vec<BlockRoom>,
+    ) -> CollectiveMean<'a, 's> {
+        let mut cases = step.cases();
+        cases.push([Longer::Never; 2]);
+        let is_priced = |room: &BlockRoom| room.bytes > 0.0 && step.can_leave_out(room.last_blocks);
+        let rooms = rooms.into_iter().filter(is_priced).collect();
+        CollectiveMean { segments, context, step, cases, rooms, known: vec![] }
+    }
+
+    /// The largest bound that is found, in seconds; one of `cutoff` or more ends the search.
+    pub(super) fn bound(&mut self, cutoff: f64, is_interrupted: &dyn Fn() -> bool) -> f64 {
+        let mut largest = 0.0_f64;
+        for case in self.largest_cases() {
+            let Some((bound, _)) = self.evaluate(&self.of_one_case(case)) else { return largest };
+            largest = largest.max(bound);
+        }
+        for _ in 0..PROGRAMS_MAX {
+            if largest >= cutoff || largest <= 0.0 || is_interrupted() {
+                break;
+            }
+            let Some(next) = self.program(largest).multipliers() else { break };
+            if next.value <= largest * (1.0 + TOLERANCE) {
+                break;
+            }
+            let Some((bound, is_new)) = self.evaluate(&next) else { break };
+            largest = largest.max(bound);
+            if !is_new {
+                break;
+            }
+        }
+        largest
+    }
+
+    /// The numbers of the cases with the largest bounds of their own.
+    fn largest_cases(&self) -> Vec<usize> {
+        let bound = |case: usize| Some((self.step.bound(self.cases[case])?, case));
+        let mut bounds: Vec<_> = (0..self.cases.len()).filter_map(bound).collect();
+        bounds.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        bounds.into_iter().take(FIRST_CASES).map(|(_, case)| case).collect()
+    }
+
+    /// Multipliers by which one case counts alone.
+    fn of_one_case(&self, case: usize) -> MeanMultipliers {
+        let mut shares = vec![0.0; self.cases.len()];
+        shares[case] = 1.0;
+        MeanMultipliers { value: 0.0, shares: vec![shares], prices: vec![0.0; self.rooms.len()] }
+    }
+
+    /// The bound at these multipliers in seconds, and whether any of the best decisions are new, which become known; `None` where a
+    /// segment has no legal decisions or is too wide for elimination.
+    fn evaluate(&mut self, multipliers: &MeanMultipliers) -> Option<(f64, bool)> {
+        let MeanMultipliers { shares, prices, .. } = multipliers;
+        let shares = &shares[0];
+        let of_cases = self.cases.iter().zip(shares);
+        let of_rooms = self.rooms.iter().zip(prices);
+        let mut bound =
+            of_cases.map(|(case, share)| share * self.step.besides_segments(*case)).sum::<f64>()
+                - of_rooms.map(|(room, price)| room.bytes * price).sum::<f64>();
+        let in_flight = in_flight_in_chunk(self.context, 0, 0);
+        let mut is_new = false;
+        for (part, (spec, count)) in self.step.parts().enumerate() {
+            let of_cases = self.cases.iter().zip(shares).filter(|(_, share)| **share != 0.0);
+            let weights = of_cases.fold(StepWeights::default(), |sum, (case, share)| {
+                sum.plus(self.step.part_weights(part, *case), *share)
+            });
+            let price: f64 = self.rooms_of(part).map(|room| prices[room]).sum();
+            let decisions = self.segments.cheapest_decisions(
+                spec,
+                self.context,
+                (&weights, None),
+                Some((price, in_flight)),
+            )?;
+            bound += count * decisions.cost;
+            let mut known = self.known.iter().filter(|known| known.part == part);
+            if known.any(|known| known.decisions.are_those_of(&decisions)) {
+                continue;
+            }
+            let times = self.segments.part_times(spec, self.context, &decisions)?;
+            self.known.push(Candidate { part, decisions, times });
+            is_new = true;
+        }
+        Some((bound, is_new))
+    }
+
+    /// The rooms that count the bytes of a part.
+    fn rooms_of(&self, part: usize) -> impl Iterator<Item = usize> {
+        let counts = move |room: &usize| self.step.is_counted(part, self.rooms[*room].last_blocks);
+        (0..self.rooms.len()).filter(counts)
+    }
+
+    /// The program of the shares of cases and the prices of rooms.
+    fn program(&self, unit: f64) -> MeanProgram {
+        let of_candidate = |candidate: &Candidate| {
+            let Candidate { part, decisions, times } = candidate;
+            let of_case =
+                |case: &[Longer; 2]| times.weighted(&self.step.part_weights(*part, *case));
+            MeanDecisions {
+                part: *part,
+                times: self.cases.iter().map(of_case).collect(),
+                bytes: decisions.bytes,
+                limits: self.rooms_of(*part).collect(),
+            }
+        };
+        let constants = self.cases.iter().map(|case| self.step.besides_segments(*case));
+        MeanProgram {
+            groups: vec![constants.collect()],
+            limits: self.rooms.iter().map(|room| room.bytes).collect(),
+            counts: self.step.parts().map(|(_, count)| count).collect(),
+            decisions: self.known.iter().map(of_candidate).collect(),
+            unit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_plan::Bytes;
+
+    use crate::context::ContextSolver;
+    use crate::context_space::contexts;
+    use crate::deadline::Deadline;
+    use crate::request::{MemoryLimit, Request};
+    use crate::slower_links;
+
+    use super::*;
+
+    /// Whichever rules choose the decisions, no plan is faster than the mean, which is often larger than all cases.
+    #[test]
+    fn no_plan_is_faster_than_a_mean_of_its_cases() {
+        let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
+        for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0), ("lax-130m", 4.0)] {
+            let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
+            let requests = slower_links::with_sharded_weights(request);
+            let solver = |request| SegmentSolver::new(request, Deadline::none());
+            let all = requests.each_ref().map(solver);
+            let first = ContextSolver::new(&requests[0], &all[0]);
+            let has_bound =
+                |context: &Context| context.mesh.pipeline == 1 && !context.overlap_microbatch_pairs;
+            for context in contexts(&requests[0]).into_iter().filter(has_bound).step_by(3) {
+                for (request, segments) in requests.iter().zip(&all) {
+                    let solver = ContextSolver::new(request, segments);
+                    let Some((_, _, ends, partition)) =
+                        solver.even_partition(context, f64::INFINITY)
+                    else {
+                        continue;
+                    };
+                    let relaxed = first.relaxed_layout(&context, &ends);
+                    let layouts = relaxed.overheads.layouts();
+                    let mut step = CollectiveStep::new(&all[0], &context, layouts).expect("one");
+                    step.count_ends(&relaxed.overheads);
+                    let cases = step.cases().into_iter().chain([[Longer::Never; 2]]);
+                    let largest = cases.filter_map(|of| step.bound(of)).fold(0.0, f64::max);
+                    let mut mean = CollectiveMean::new(&all[0], &context, &step, vec![]);
+                    let mean = mean.bound(f64::INFINITY, &|| false);
+                    let sized = solver.size(&context, &ends, partition);
+                    let plan = solver.complete_within_limit(sized).expect("no limit");
+                    assert!(mean >= largest * (1.0 - 1e-9), "{name}, {context:?}");
+                    assert!(mean <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
+                    checked += 1;
+                    if mean > largest * 1.01 {
+                        raised += 1;
+                        tightest = tightest.min(plan.time.0 / mean);
+                    }
+                }
+            }
+        }
+        assert!(checked > 50 && raised > 5, "{checked} checked, {raised} raised");
+        assert!(tightest < 1.02, "{tightest}");
+    }
+
+    /// Within a memory limit, no plan is faster than the mean, which memory raises.
+    #[test]
+    fn no_plan_within_the_memory_is_faster_than_a_mean_of_its_cases() {
+        let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
+        for (name, slower, limit_gib) in [("llama-350m", 1.0, 3), ("cola-350m", 8.0, 2)] {
+            let unlimited = slower_links::request(name, [1.0, slower], [16, 64, 1024]);
+            let memory_limit = MemoryLimit::Bytes(Bytes(limit_gib << 30));
+            let request = Request { memory_limit, ..unlimited.clone() };
+            let [segments, free] =
+                [&request, &unlimited].map(|of| SegmentSolver::new(of, Deadline::none()));
+            let solver = ContextSolver::new(&request, &segments);
+            let without_limit = ContextSolver::new(&unlimited, &free);
+            let has_bound =
+                |context: &Context| context.mesh.pipeline == 1 && !context.overlap_microbatch_pairs;
+            for context in contexts(&request).into_iter().filter(has_bound).step_by(9) {
+                let bounds = solver.bounds(&context, f64::INFINITY);
+                let Ok(Some(plan)) = solver.solve(&context, &bounds, f64::INFINITY).best else {
+                    continue;
+                };
+                let least = |solver: &ContextSolver| {
+                    let means = bounds
+                        .layouts
+                        .iter()
+                        .map(|(ends, _)| solver.mean_of_collectives(&context, ends, f64::INFINITY));
+                    means.fold(f64::INFINITY, f64::min)
+                };
+                let mean = least(&solver);
+                assert!(mean <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {mean}");
+                checked += 1;
+                if mean > least(&without_limit) * 1.005 {
+                    raised += 1;
+                    tightest = tightest.min(plan.time.0 / mean);
+                }
+            }
+        }
+        assert!(checked > 30 && raised > 5, "{checked} checked, {raised} raised");
+        assert!(tightest < 1.01, "{tightest}");
+    }
+}
