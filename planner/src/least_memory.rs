@@ -100,20 +100,21 @@ pub(crate) fn search_least_memory(
     SearchResult { best, report }
 }
 
-/// A plan within the memory limit of a request, from the smallest plans that are found; `None` where they are larger.
+/// A plan within the memory limit of a request, from the smallest plans that are found; `None` where they are larger. The search ends
+/// with a plan within `enough` memory.
 pub(crate) fn small_plan(
     request: &Request,
     deadline: &Deadline,
     cache: &SearchCache,
+    enough: Bytes,
 ) -> Option<FeasiblePlan> {
     let requests = [request.on_devices(request.devices)];
     let segments = requests
         .each_ref()
         .map(|request| SegmentSolver::with_cache(request, deadline.clone(), cache.segments()));
     let small = small_contexts(&requests[0], &ContextSolvers::new(&requests, &segments), deadline);
-    let limit = request.arena_limit();
-    smallest_plan(&requests[0], &segments[0], &small, (deadline, limit))
-        .filter(|plan| plan.peak_arena() <= limit)
+    smallest_plan(&requests[0], &segments[0], &small, (deadline, enough))
+        .filter(|plan| plan.peak_arena() <= request.arena_limit())
 }
 
 /// The contexts that may have the plan with the least memory, the most promising of them lowered.
@@ -219,7 +220,7 @@ fn smallest_plan(
         let context = smallest.decisions.context.with_whole_buckets();
         let limit = smallest.peak_arena() - Bytes(1);
         let smaller = solve_within(request, segments, limit, |solver| {
-            solver.faster_plan_restricted(&context, f64::INFINITY)
+            solver.faster_plan_restricted(&context, f64::INFINITY, false)
         });
         if smaller.is_none() {
             break;

@@ -89,14 +89,12 @@ pub(crate) fn search_least_time(
             reports.push(ContextReport { context, bound, outcome });
         }
     }
-    best = match best {
-        best if deadline.is_over() => {
-            is_out_of_time |= best.is_none();
-            best
-        }
-        None => feasible_plan_restricted(request, &solvers, &reports),
-        Some(best) => Some(improve_restricted(request, &solvers, &reports, best, bound)),
-    };
+    if !deadline.is_over() {
+        best = best
+            .or_else(|| feasible_plan_restricted(request, &solvers, &reports))
+            .map(|best| improve_restricted(request, &solvers, &reports, best, bound));
+    }
+    is_out_of_time |= best.is_none() && deadline.is_over();
     if let Some(best) = &best {
         record_best(best, &mut reports);
     }
@@ -111,17 +109,11 @@ pub(crate) fn search_least_time(
 
 /// Records the best plan as the solution of its context: the warm start may be the best plan.
 fn record_best(best: &FeasiblePlan, reports: &mut [ContextReport]) {
-    // Plans without overlapped collectives are found under restricted rules only, and belong to the same report. Buckets are
-    // decisions within a context.
-    let context = best.decisions.context.with_whole_buckets();
-    let of_best = |report: &&mut ContextReport| {
-        let overlap_tensor_collectives = report.context.overlap_tensor_collectives;
-        report.context == Context { overlap_tensor_collectives, ..context }
-    };
-    let equal = reports.iter().position(|report| report.context == context);
+    let context = best.decisions.context;
+    let equal = reports.iter().position(|report| report.context == context.with_whole_buckets());
     let report = match equal {
         Some(index) => reports.get_mut(index),
-        None => reports.iter_mut().find(of_best),
+        None => reports.iter_mut().find(|report| report.has_plans_of(&context)),
     };
     if let Some(report) = report {
         report.outcome = ContextOutcome::Solved(best.average_time());

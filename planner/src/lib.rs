@@ -3,7 +3,8 @@
 //!
 //! [`search`] enumerates contexts (mesh, microbatch, ZeRO stage), bounds each from below, and solves the
 //! promising ones: every segment by an exact solver over a priced cost table (`solve/`), the division
-//! into stages by exact enumeration, memory by lowering. Published baselines are not treated specially.
+//! into stages by exact enumeration, memory by lowering. Published baselines are not treated specially; where memory binds and
+//! the gap is large, their rules are some of the restricted rules under which plans are searched again.
 //!
 //! | folder or file | contents |
 //! |---|---|

@@ -98,6 +98,13 @@ pub enum ContextOutcome {
 }
 
 impl ContextReport {
+    /// Whether plans of a context belong to this report. Buckets are decisions within a context, and plans without overlapped
+    /// collectives are found under restricted rules only.
+    pub(crate) fn has_plans_of(&self, context: &Context) -> bool {
+        let overlap_tensor_collectives = self.context.overlap_tensor_collectives;
+        self.context == Context { overlap_tensor_collectives, ..context.with_whole_buckets() }
+    }
+
     /// Whether it is proven that the context has no plan.
     pub(crate) fn is_proven_infeasible(&self) -> bool {
         match self.outcome {

@@ -1,5 +1,7 @@
 //! Plans under restricted rules, which fit or are better where memory binds.
 
+use narrows_plan::Bytes;
+
 use crate::context_solvers::ContextSolvers;
 use crate::context_space::may_need_least_memory;
 use crate::feasible_plan::FeasiblePlan;
@@ -17,13 +19,9 @@ pub(crate) fn feasible_plan_restricted(
     solvers: &ContextSolvers,
     reports: &[ContextReport],
 ) -> Option<FeasiblePlan> {
-    let lowered = |report: &ContextReport| match &report.outcome {
-        ContextOutcome::Infeasible(Infeasible::Memory {
-            needed,
-            evidence: MemoryEvidence::OnePlan,
-            ..
-        }) => Some((*needed, report.context)),
-        _ => None,
+    let lowered = |report: &ContextReport| {
+        let needed = needed_by_one_plan(&report.outcome)?;
+        Some((needed, report.context))
     };
     let may_need_least = |report: &&ContextReport| may_need_least_memory(request, &report.context);
     let mut smallest: Vec<_> = reports.iter().filter(may_need_least).filter_map(lowered).collect();
@@ -34,11 +32,29 @@ pub(crate) fn feasible_plan_restricted(
     plans.next()
 }
 
+/// The memory of the smallest plan that was found in a context, where it is too large, but other plans may not be.
+fn needed_by_one_plan(outcome: &ContextOutcome) -> Option<Bytes> {
+    match outcome {
+        ContextOutcome::Infeasible(Infeasible::Memory { needed, evidence, .. }) => {
+            (*evidence == MemoryEvidence::OnePlan).then_some(*needed)
+        }
+        _ => None,
+    }
+}
+
 /// Share of the memory limit from which on memory counts as binding.
 const BINDING_SHARE: f64 = 0.8;
 
+/// Whether memory binds a plan.
+pub(crate) fn binds_memory(request: &Request, plan: &FeasiblePlan) -> bool {
+    plan.peak_arena().as_f64() >= BINDING_SHARE * request.arena_limit().as_f64()
+}
+
 /// Gap from which on restricted rules are searched.
 const RESTRICTED_GAP_MIN: f64 = 0.01;
+
+/// Gap from which on the strategies of published baselines are searched too.
+const BASELINES_GAP_MIN: f64 = 0.05;
 
 /// The best plan, or a better one under restricted rules in the most promising contexts, where memory
 /// binds and the gap is open. `proven` is the bound on the objective.
@@ -50,27 +66,31 @@ pub(crate) fn improve_restricted(
     proven: f64,
 ) -> FeasiblePlan {
     let objective: Objective = request.objective;
-    let filled = best.peak_arena().as_f64() / request.arena_limit().as_f64();
     let value = objective.value(&best);
-    if filled < BINDING_SHARE || proven >= value * (1.0 - RESTRICTED_GAP_MIN) {
+    if !binds_memory(request, &best) || proven >= value * (1.0 - RESTRICTED_GAP_MIN) {
         return best;
     }
-    let is_open = |report: &&ContextReport| {
-        matches!(report.outcome, ContextOutcome::Solved(_) | ContextOutcome::NoImprovement)
+    let published = proven < value * (1.0 - BASELINES_GAP_MIN);
+    let is_open = |report: &&ContextReport| match &report.outcome {
+        ContextOutcome::Solved(_) | ContextOutcome::NoImprovement => true,
+        outcome => needed_by_one_plan(outcome).is_some(),
     };
     let bound = |report: &ContextReport| {
         let weight = objective.weight(&report.context);
         report.bound.map_or(f64::INFINITY, |bound| weight * bound.0)
     };
     let mut open: Vec<&ContextReport> = reports.iter().filter(is_open).collect();
-    open.sort_by(|a, b| bound(a).total_cmp(&bound(b)));
+    // First the context of the best plan, in which others fit too.
+    let of_best = best.decisions.context;
+    let is_other = |report: &ContextReport| !report.has_plans_of(&of_best);
+    open.sort_by(|a, b| is_other(a).cmp(&is_other(b)).then(bound(a).total_cmp(&bound(b))));
     for report in open.into_iter().take(RESTRICTED_MAX) {
         let context = &report.context;
         let (value, weight) = (objective.value(&best), objective.weight(context));
         let solver = solvers.of(context);
         let cutoff = value / weight - solver.beyond_kernels_min(context).0;
         if bound(report) < value
-            && let Some(faster) = solver.faster_plan_restricted(context, cutoff)
+            && let Some(faster) = solver.faster_plan_restricted(context, cutoff, published)
             && objective.value(&faster) < value
         {
             best = faster;

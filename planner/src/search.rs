@@ -4,12 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use narrows_plan::Bytes;
+
 use crate::deadline::Deadline;
+use crate::feasible_plan::FeasiblePlan;
 use crate::least_memory::{search_least_memory, small_plan};
 use crate::least_time::search_least_time;
 use crate::objective::Objective;
 use crate::report::SearchStatus;
 use crate::request::Request;
+use crate::restricted::binds_memory;
 use crate::search_cache::SearchCache;
 use crate::search_key::SearchKey;
 use crate::search_result::SearchResult;
@@ -89,8 +93,11 @@ fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
     }
 }
 
+/// Gap from which on small plans are searched where memory binds.
+const SMALL_PLAN_GAP_MIN: f64 = 0.05;
+
 /// Searches for the least step time or cost. Where no plan was found that fits, the search for the least memory may find a first
-/// one.
+/// one, and a better one where memory leaves a large gap.
 fn search_time_or_cost(
     request: &Request,
     deadline: &Deadline,
@@ -98,11 +105,27 @@ fn search_time_or_cost(
 ) -> SearchResult {
     let begin = Instant::now();
     let result = search_least_time(request, deadline, cache, None);
-    if result.best.is_some() || result.report.status != SearchStatus::GapLimit {
+    let is_tight = |best: &FeasiblePlan| {
+        result.report.gap >= SMALL_PLAN_GAP_MIN && binds_memory(request, best)
+    };
+    if result.report.status != SearchStatus::GapLimit || !result.best.as_ref().is_none_or(is_tight)
+    {
         return result;
     }
-    let Some(known) = small_plan(request, deadline, cache) else { return result };
-    let mut result = search_least_time(request, deadline, cache, Some(known));
+    let objective = request.objective;
+    let value = |plan: &Option<FeasiblePlan>| {
+        plan.as_ref().map_or(f64::INFINITY, |plan| objective.value(plan))
+    };
+    // Any plan is a first one. A better one may be the smallest of all, near which hardly any other is found.
+    let enough = match result.best {
+        None => request.arena_limit(),
+        Some(_) => Bytes(0),
+    };
+    let known = small_plan(request, deadline, cache, enough);
+    if value(&known) >= value(&result.best) {
+        return result;
+    }
+    let mut result = search_least_time(request, deadline, cache, known);
     result.report.wall_time = begin.elapsed();
     result
 }
@@ -112,7 +135,7 @@ mod tests {
     use narrows_cost_model::{Executor, profile};
     use narrows_plan::model::{Model, presets};
     use narrows_plan::strategy::{Recompute, Rules};
-    use narrows_plan::{Bytes, PipelineSchedule, Zero};
+    use narrows_plan::{PipelineSchedule, Zero};
 
     use super::*;
     use crate::report::{ContextOutcome, ContextReport, SearchReport};
@@ -187,6 +210,24 @@ mod tests {
             let least = bounds.reduce(|a, b| if a < b { a } else { b }).expect("a bound").0;
             assert!(report.bound.0 >= least * (1.0 - 1e-9), "{name}: {} < {least}", report.bound);
             assert!(report.gap < 0.2, "{name}: {}", report.gap);
+        }
+    }
+
+    /// Within the memory of the plan with the least, a search for the least step time is hardly ever left with more than one plan.
+    #[test]
+    fn the_least_memory_has_no_slower_plan_than_the_one_with_the_least_memory() {
+        for (name, devices, batch, length) in
+            [("cola-350m", 2, 2, 512), ("cola-350m", 2, 4, 2048), ("cola-60m", 8, 8, 512)]
+        {
+            let model = presets::find(name).unwrap();
+            let profile = profile::preset("a100-80gb").unwrap();
+            let request = Request::new(model, profile, devices, batch, length);
+            let smallest = Request { objective: Objective::Memory, ..request.clone() };
+            let smallest = search(&smallest).best.expect("a plan");
+            let memory_limit = MemoryLimit::Bytes(smallest.peak_arena());
+            let fastest = search(&Request { memory_limit, ..request }).best.expect("a plan");
+            let (fastest, smallest) = (fastest.time.0, smallest.time.0);
+            assert!(fastest <= smallest * (1.0 + 1e-9), "{name}: {fastest}, not {smallest}");
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use narrows_cost_model::InFlight;
-use narrows_plan::strategy::{NormRule, Recompute, Rules};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules};
 use narrows_plan::{Bytes, Context, Seconds, StagePlan};
 
 use super::sized_plan::SizedPlan;
@@ -100,30 +100,39 @@ impl ContextSolver<'_> {
     /// The smallest plan under restricted rules: bytes exclude the memory of a block's recomputation, so
     /// minimising bytes recomputes more than is best for the arena.
     fn min_memory_plan_restricted(&self, context: &Context) -> Option<SizedPlan> {
-        let plans = restrictions(self.request, context).into_iter().filter_map(|restricted| {
-            let (request, context) = restricted;
-            let segments = self.segments.for_request(&request);
-            ContextSolver::new(&request, &segments).min_memory_plan(&context)
-        });
+        let plans =
+            restrictions(self.request, context, false).into_iter().filter_map(|restricted| {
+                let (request, context) = restricted;
+                let segments = self.segments.for_request(&request);
+                ContextSolver::new(&request, &segments).min_memory_plan(&context)
+            });
         plans.min_by_key(SizedPlan::peak_arena)
     }
 
     /// A plan under restricted rules that is faster than `incumbent`: where memory binds, correcting
     /// budgets by arenas may miss plans that a smaller space leads to at once.
+    /// With `published`, the strategies of published baselines are restrictions too.
     pub(crate) fn faster_plan_restricted(
         &self,
         context: &Context,
         incumbent: f64,
+        published: bool,
     ) -> Option<FeasiblePlan> {
         let mut best: Option<FeasiblePlan> = None;
-        for (request, context) in restrictions(self.request, context) {
+        for (request, context) in restrictions(self.request, context, published) {
             let cutoff = best.as_ref().map_or(incumbent, |plan| plan.time.0);
             let segments = self.segments.for_request(&request);
             let solver = ContextSolver::new(&request, &segments);
             let bounds = solver.bounds(&context, cutoff);
-            if let Ok(Some(faster)) = solver.solve(&context, &bounds, cutoff).best {
-                best = Some(faster);
-            }
+            let faster = solver.solve(&context, &bounds, cutoff).best.ok().flatten();
+            // Where hardly any plan fits, the smallest one may be the only one that is found.
+            let may_improve = published && bounds.bound(cutoff).is_ok_and(|bound| bound.0 < cutoff);
+            let smallest = || {
+                let smallest = may_improve.then(|| solver.min_memory_plan(&context))??;
+                let plan = solver.complete_within_limit(smallest)?;
+                (plan.time.0 < cutoff).then_some(plan)
+            };
+            best = faster.or_else(smallest).or(best);
         }
         best
     }
@@ -256,25 +265,34 @@ fn smallest_division(
     Some((Bytes(high), ranges))
 }
 
-/// The request under restricted rules, each with its context: one way of recomputing, one norm, or collectives in order.
-fn restrictions(request: &Request, context: &Context) -> Vec<(Request, Context)> {
+/// The request under restricted rules, each with its context: one way of recomputing, one norm, or collectives in order. With
+/// `published`, each of these also with the strategies of one of the published baselines.
+fn restrictions(request: &Request, context: &Context, published: bool) -> Vec<(Request, Context)> {
     let rules = request.rules;
-    let mut restricted = vec![];
-    if rules.recompute == Recompute::Auto {
-        let ways = [Recompute::Latents, Recompute::Block];
-        restricted.extend(ways.map(|recompute| Rules { recompute, ..rules }));
-    }
-    if rules.norm == NormRule::Auto {
-        restricted.extend([NormRule::Sync, NormRule::Online].map(|norm| Rules { norm, ..rules }));
-    }
-    let with_rules = |rules: Rules| Request { rules, ..request.clone() };
-    let mut searches: Vec<(Request, Context)> =
-        restricted.iter().map(|rules| (with_rules(*rules), *context)).collect();
-    if context.overlap_tensor_collectives {
-        // A collective that overlaps with a GEMM keeps the GEMM's operands for longer.
-        let in_order = Context { overlap_tensor_collectives: false, ..*context };
-        let rules = restricted.into_iter().chain([rules]);
-        searches.extend(rules.map(|rules| (with_rules(rules), in_order)));
-    }
-    searches
+    let is_free = rules.baseline == Baseline::Auto && context.tensor_size() > 1;
+    let others = Baseline::ALL.into_iter().filter(|other| *other != rules.baseline);
+    let others = others.filter(|_| published && is_free);
+    let of_baselines = others.map(|baseline| Rules { baseline, ..rules });
+    let of_rules = [rules].into_iter().chain(of_baselines).flat_map(|of_baseline| {
+        let mut restricted = vec![];
+        if rules.recompute == Recompute::Auto {
+            let ways = [Recompute::Latents, Recompute::Block];
+            restricted.extend(ways.map(|recompute| Rules { recompute, ..of_baseline }));
+        }
+        if rules.norm == NormRule::Auto {
+            let norms = [NormRule::Sync, NormRule::Online];
+            restricted.extend(norms.map(|norm| Rules { norm, ..of_baseline }));
+        }
+        restricted.into_iter().chain([of_baseline])
+    });
+    // A collective that overlaps with a GEMM keeps the GEMM's operands for longer.
+    let in_order = Context { overlap_tensor_collectives: false, ..*context };
+    let contexts = match context.overlap_tensor_collectives {
+        true => vec![*context, in_order],
+        false => vec![*context],
+    };
+    let is_restricted = |(of, rules_of): &(Context, Rules)| *of != *context || *rules_of != rules;
+    let with_contexts = of_rules.flat_map(|rules| contexts.iter().map(move |of| (*of, rules)));
+    let searches = with_contexts.filter(is_restricted);
+    searches.map(|(of, rules)| (Request { rules, ..request.clone() }, of)).collect()
 }
