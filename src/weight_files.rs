@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::{fs, io};
 
 use narrows_plan::model::Model;
@@ -11,9 +12,10 @@ use narrows_runtime::interchange::{WeightFormat, WeightsError, import_weights, w
 use narrows_runtime::session::ModelTensors;
 
 use crate::checkpoint_folder::last_complete;
-use crate::errors::{CommandResult, Failure, Problem};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::input;
 use crate::output::{require_folder_name, write_atomically, write_failure};
+use crate::signals::stop_in_order_during;
 
 /// Name of the configuration in the folder of a Nanotron checkpoint.
 pub const NANOTRON_CONFIG_FILE: &str = "model_config.json";
@@ -139,12 +141,25 @@ fn import(path: &Path, model: &Model) -> CommandResult<ModelTensors> {
 pub struct WeightsFolder(AtomicFolder);
 
 impl WeightsFolder {
-    /// Starts a folder that will be `target`, whose parents are created.
+    /// Writes a folder that becomes `target`, whose parents are created, once `write` has written all of its files. After a failure,
+    /// and after a signal meanwhile, nothing is left of it.
     ///
     /// # Errors
-    /// A folder that cannot be written into.
-    pub fn create(target: &Path) -> CommandResult<WeightsFolder> {
-        AtomicFolder::create(target).map(WeightsFolder).map_err(|error| unwritable(target, &error))
+    /// A folder that cannot be written into, those of `write`, a name that is in use by now, and the signal.
+    pub fn write<T>(
+        target: &Path,
+        write: impl FnOnce(&WeightsFolder) -> CommandResult<T>,
+    ) -> CommandResult<T> {
+        let failed = |error: io::Error| unwritable(target, &error);
+        stop_in_order_during("a signal will leave a temporary folder", |stop| {
+            let folder = WeightsFolder(AtomicFolder::create(target).map_err(failed)?);
+            let written = write(&folder)?;
+            if stop.load(Ordering::Relaxed) {
+                return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
+            }
+            folder.0.finish().map_err(failed)?;
+            Ok(written)
+        })
     }
 
     /// Writes the weights of a model. Returns the path that they have in the end.
@@ -176,15 +191,6 @@ impl WeightsFolder {
         write_atomically(&file, contents.as_ref()).map_err(|error| unwritable(&path, &error))?;
         Ok(path)
     }
-
-    /// Gives the folder its name.
-    ///
-    /// # Errors
-    /// A name that is in use by now.
-    pub fn finish(self) -> CommandResult<()> {
-        let target = self.0.final_path(self.0.path());
-        self.0.finish().map_err(|error| unwritable(&target, &error))
-    }
 }
 
 /// Rejects an output that exists, unless it is an empty folder, and one that names no folder.
@@ -206,4 +212,30 @@ pub fn require_new_folder(path: &Path) -> CommandResult<()> {
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
     write_failure(&path.display().to_string(), error)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use signal_hook::consts::signal::SIGTERM;
+    use signal_hook::low_level::raise;
+
+    use super::*;
+
+    /// A signal while the files are written leaves neither the folder nor a temporary one.
+    #[test]
+    fn a_signal_leaves_no_folder() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let result = WeightsFolder::write(&parent.path().join("weights"), |folder| {
+            folder.write_file("config.json", "{}")?;
+            raise(SIGTERM).expect("a signal");
+            folder.write_file("model.json", "{}")
+        });
+        assert_eq!(result.expect_err("a signal").status, ExitStatus::Stopped);
+        let left = parent.path().read_dir().expect("a folder").count();
+        assert_eq!(left, 0);
+        let written = WeightsFolder::write(&parent.path().join("weights"), |folder| {
+            folder.write_file("config.json", "{}")
+        });
+        assert!(written.expect("no signal").is_file());
+    }
 }

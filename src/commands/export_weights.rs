@@ -22,17 +22,18 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
         true => weights,
         false => fold_weights(&model, weights).map_err(|id| too_large(&model, id))?,
     };
-    let folder = WeightsFolder::create(output)?;
-    let written = folder.write_weights(&target.model, &weights, target.format)?;
     let config_file = match target.format {
         WeightFormat::Nanotron => NANOTRON_CONFIG_FILE,
         _ => CONFIG_FILE,
     };
-    let config_file = folder.write_file(config_file, output::json_text(&target.config)?)?;
-    for TokenizerFile { name, contents } in &tokenizer {
-        folder.write_file(name, contents)?;
-    }
-    folder.finish()?;
+    let config = output::json_text(&target.config)?;
+    let (written, config_file) = WeightsFolder::write(output, |folder| {
+        let written = folder.write_weights(&target.model, &weights, target.format)?;
+        for TokenizerFile { name, contents } in &tokenizer {
+            folder.write_file(name, contents)?;
+        }
+        Ok((written, folder.write_file(config_file, &config)?))
+    })?;
     let tokenizer = tokenizer.into_iter().map(|file| file.name).collect();
     let report =
         ExportWeightsReport::new((&model, &target.model), &written, &config_file, tokenizer);

@@ -30,12 +30,12 @@ pub fn run(args: &FactorArgs) -> CommandResult<()> {
         );
     }
     factored.model.name = format!("{}-low-rank", model.name);
-    let folder = WeightsFolder::create(output)?;
-    let written =
-        folder.write_weights(&factored.model, &factored.weights, WeightFormat::HuggingFace)?;
     let text = output::json_text(&ModelFile::from(&factored.model))?;
-    let file = folder.write_file(MODEL_FILE, &text)?;
-    folder.finish()?;
+    let (written, file) = WeightsFolder::write(output, |folder| {
+        let written =
+            folder.write_weights(&factored.model, &factored.weights, WeightFormat::HuggingFace)?;
+        Ok((written, folder.write_file(MODEL_FILE, &text)?))
+    })?;
     let report = FactorReport::new(&model, &factored, &written, &file);
     report::print(&report, args.format.format, Detail::Summary, false)
 }

@@ -406,6 +406,9 @@ fn dense_weights_are_factored_with_their_errors() {
     assert!(warned.contains("warning: no linear became a factor pair"), "{warned}");
     let error = failure(&factor("--rank 16", "wide"), 2);
     assert!(error.contains("layer 0 k: has rank 8 at most"), "{error}");
+    // The hint suits all linears, not only the first one that is too narrow.
+    let error = failure(&factor("--rank 64", "wide"), 2);
+    assert!(error.contains("hint: --rank 8\n") && !error.contains("layer 0 k"), "{error}");
     let error = failure(&factor("--energy 1.5", "wide"), 2);
     assert!(error.contains("--energy: is 1.5"), "{error}");
     failure(&factor("", "wide"), 2);

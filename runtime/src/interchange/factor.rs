@@ -80,6 +80,7 @@ pub fn factor_weights(
             block.linears().map(|(kind, linear)| (index as u64, kind, linear))
         })
         .collect();
+    let largest_rank = linears.iter().map(|(_, _, linear)| linear.d_in.min(linear.d_out)).min();
     for (block, kind, linear) in &linears {
         let place = format!("layer {block} {kind}");
         let widest = linear.d_in.min(linear.d_out);
@@ -89,7 +90,8 @@ pub fn factor_weights(
             }
             (Weight::Dense, RankChoice::Rank(rank)) if rank > widest => {
                 let problem = format!("has rank {widest} at most, which is below {rank}");
-                return Err(Defect::new(place, problem).hint(format!("--rank {widest}")));
+                return Err(Defect::new(place, problem)
+                    .hint(format!("--rank {}", largest_rank.unwrap_or(widest))));
             }
             (Weight::Dense, _) => {}
         }
