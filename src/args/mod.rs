@@ -137,8 +137,8 @@ pub enum Command {
     /// Plan a request anew for every combination of swept values
     ///
     /// What if the rank were 512, the cluster had 64 devices, or the links between nodes half the bandwidth?
-    /// Every point is searched to the end: its plan is proven the fastest, or how much less time another one may take
-    /// is printed. Example: whatif --model cola-7b --devices 8
+    /// Every point is searched as by plan without a time limit: its plan is proven the fastest, or how much less time another
+    /// one may take is printed. Example: whatif --model cola-7b --devices 8
     /// --sweep rank=256,512,1024 --sweep hardware.links.inter_node.bandwidth_gbps=12.5,25,50
     #[command(name = "whatif")]
     WhatIf(Box<WhatIfArgs>),

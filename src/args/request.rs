@@ -131,7 +131,7 @@ pub struct RequestArgs {
     /// Quantity that the search minimises
     #[arg(long, value_enum, default_value_t = ObjectiveArg::StepTime)]
     pub objective: ObjectiveArg,
-    /// Time limit of the search in seconds [default: until the plan is proven the fastest]
+    /// Time limit of the search in seconds [default: none; the search ends when it can exclude no more plans]
     #[arg(long, value_name = "SECONDS", value_parser = units::seconds)]
     pub time_limit: Option<Duration>,
 }

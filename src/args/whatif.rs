@@ -264,7 +264,8 @@ fn alternatives(
         BreakEvenAlternative::parse(second, scenario)?,
     ];
     for alternative in &between {
-        let set = alternative.settings.iter().find(|(field, _)| varied.replaces(field));
+        let set =
+            alternative.settings.iter().find(|(field, _)| varied.replaces(field, scenario.model()));
         if let Some((field, _)) = set {
             let message = format!("`{}` sets {field}, which --break-even varies", alternative.name);
             let problem = Problem::new("--between", message);

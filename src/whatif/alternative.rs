@@ -38,7 +38,10 @@ impl BreakEvenAlternative {
             settings.extend(of_term.map_err(|problem| Failure::input(problem.at("--between")))?);
         }
         for (index, (field, _)) in settings.iter().enumerate() {
-            if settings[..index].iter().any(|(earlier, _)| field.replaces(earlier)) {
+            if settings[..index]
+                .iter()
+                .any(|(earlier, _)| field.replaces(earlier, scenario.model()))
+            {
                 let message = format!("`{text}` sets {field} twice");
                 return Err(Failure::input(Problem::new("--between", message)));
             }

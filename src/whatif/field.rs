@@ -100,12 +100,20 @@ impl SweepField {
     }
 
     /// Whether setting this field after `earlier` makes the value of `earlier` void.
-    pub fn replaces(&self, earlier: &SweepField) -> bool {
+    pub fn replaces(&self, earlier: &SweepField, model: &Document) -> bool {
+        let is_rank = |path: &str| path.ends_with(".rank");
         match (self, earlier) {
+            // A rank of some linears leaves those of others.
+            (SweepField::Model(path), SweepField::Rank) => {
+                let fields = model.fields().into_iter();
+                let mut ranks =
+                    fields.filter(|field| is_rank(&field.path) && field.value.is_some());
+                is_rank(path) && ranks.all(|field| field.path == *path)
+            }
             (SweepField::Hardware(field), SweepField::Hardware(earlier)) => {
                 field.path == earlier.path
             }
-            (SweepField::Rank, SweepField::Model(path)) => path.ends_with(".rank"),
+            (SweepField::Rank, SweepField::Model(path)) => is_rank(path),
             _ => self == earlier,
         }
     }

@@ -76,7 +76,8 @@ impl Scenario {
         for (name, values) in typed {
             let field = SweepField::parse(name, scenario.model(), scenario.hardware())
                 .map_err(|problem| Failure::input(problem.at(flag)))?;
-            if let Some(axis) = axes.iter().find(|axis| field.replaces(&axis.field)) {
+            let is_void = |axis: &&SweepAxis| field.replaces(&axis.field, scenario.model());
+            if let Some(axis) = axes.iter().find(is_void) {
                 let message = match axis.field == field {
                     true => format!("`{name}` is swept twice"),
                     false => format!("`{name}` replaces every value of `{}`", axis.field),

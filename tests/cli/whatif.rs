@@ -293,6 +293,10 @@ fn bad_sweeps_are_located() {
             "--sweep hardware.gemm.start_us=1,2 --sweep hardware.gemm.start_s=1e-6",
             "`hardware.gemm.start_s` replaces every value of `hardware.gemm.start_us`",
         ),
+        (
+            "--sweep rank=64,128 --sweep model.blocks.default.all.rank=64",
+            "`model.blocks.default.all.rank` replaces every value of `rank`",
+        ),
         ("--sweep devices=1,1 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1,2 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1 --sweep devices=2", "swept twice"),

@@ -92,6 +92,11 @@ impl<'a> SensitivityReport<'a> {
     fn verdict(&self) -> String {
         let step = Seconds(self.prediction.prediction.step_time_s);
         let mut sentences = vec![format!("The fastest plan takes {step} a step.")];
+        if !self.is_complete {
+            sentences
+                .push("The analysis was stopped; below is what was planned until then.".into());
+            return sentences.join(" ");
+        }
         let hardware = self.elasticities.iter().find(|row| row.kind == ParameterGroup::Hardware);
         if let Some(row) = hardware {
             let change = signed_percents(row.replanned.value, 2);
@@ -301,9 +306,6 @@ impl Report for SensitivityReport<'_> {
         let mut page = Page::default();
         page.heading(format!("Sensitivity of {}", self.subject()));
         page.paragraph(&self.verdict());
-        if !self.is_complete {
-            page.paragraph("The analysis was stopped; below is what was planned until then.");
-        }
         self.elasticity_table(&mut page, detail);
         self.upgrade_table(&mut page);
         self.assumed_table(&mut page, detail);
