@@ -53,8 +53,8 @@ pub(crate) fn binds_memory(request: &Request, plan: &FeasiblePlan) -> bool {
 /// Gap from which on restricted rules are searched.
 const RESTRICTED_GAP_MIN: f64 = 0.01;
 
-/// Gap from which on the strategies of published baselines are searched too.
-const BASELINES_GAP_MIN: f64 = 0.05;
+/// Gap from which on the strategies of published baselines are searched too, and the smallest plans.
+pub(crate) const LARGE_GAP_MIN: f64 = 0.05;
 
 /// The best plan, or a better one under restricted rules in the most promising contexts, where memory
 /// binds and the gap is open. `proven` is the bound on the objective.
@@ -70,7 +70,7 @@ pub(crate) fn improve_restricted(
     if !binds_memory(request, &best) || proven >= value * (1.0 - RESTRICTED_GAP_MIN) {
         return best;
     }
-    let published = proven < value * (1.0 - BASELINES_GAP_MIN);
+    let published = proven < value * (1.0 - LARGE_GAP_MIN);
     let is_open = |report: &&ContextReport| match &report.outcome {
         ContextOutcome::Solved(_) | ContextOutcome::NoImprovement => true,
         outcome => needed_by_one_plan(outcome).is_some(),

@@ -13,7 +13,7 @@ use crate::least_time::search_least_time;
 use crate::objective::Objective;
 use crate::report::SearchStatus;
 use crate::request::Request;
-use crate::restricted::binds_memory;
+use crate::restricted::{LARGE_GAP_MIN, binds_memory};
 use crate::search_cache::SearchCache;
 use crate::search_key::SearchKey;
 use crate::search_result::SearchResult;
@@ -93,9 +93,6 @@ fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
     }
 }
 
-/// Gap from which on small plans are searched where memory binds.
-const SMALL_PLAN_GAP_MIN: f64 = 0.05;
-
 /// Searches for the least step time or cost. Where no plan was found that fits, the search for the least memory may find a first
 /// one, and a better one where memory leaves a large gap.
 fn search_time_or_cost(
@@ -105,9 +102,8 @@ fn search_time_or_cost(
 ) -> SearchResult {
     let begin = Instant::now();
     let result = search_least_time(request, deadline, cache, None);
-    let is_tight = |best: &FeasiblePlan| {
-        result.report.gap >= SMALL_PLAN_GAP_MIN && binds_memory(request, best)
-    };
+    let is_tight =
+        |best: &FeasiblePlan| result.report.gap >= LARGE_GAP_MIN && binds_memory(request, best);
     if result.report.status != SearchStatus::GapLimit || !result.best.as_ref().is_none_or(is_tight)
     {
         return result;

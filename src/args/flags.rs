@@ -5,7 +5,6 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use super::plan::PlanningArgs;
 use super::training_run::TrainingRunArgs;
-
 use crate::errors::{CommandResult, Failure, Problem};
 
 /// The names of all flags of a group without dashes, and their help texts.
@@ -53,7 +52,7 @@ pub fn omitted<T: Args>() -> T {
 
 /// Names and values, as typed, of the flags of planning requests and training runs that a command line gives. Groups
 /// take their values out of the matches, so this one stands before them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct TypedFlags(pub Vec<(String, String)>);
 
 impl TypedFlags {

@@ -167,15 +167,8 @@ fn within_room(
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::Bytes;
-
-    use crate::context::ContextSolver;
-    use crate::context::bounds::LayoutBound;
+    use crate::context::bound_checks::{check_within_memory, for_each_plan};
     use crate::context::partition_bounds::RelaxedLayout;
-    use crate::context_space::contexts;
-    use crate::deadline::Deadline;
-    use crate::pipeline::EmbeddingAndHead;
-    use crate::request::{MemoryLimit, Request};
     use crate::slower_links;
 
     use super::*;
@@ -199,30 +192,14 @@ mod tests {
         let (mut checked, mut waiting, mut tightest) = (0, [0; 2], [f64::INFINITY; 2]);
         for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0)] {
             let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
-            let requests = slower_links::with_sharded_weights(request);
-            let solver = |request| SegmentSolver::new(request, Deadline::none());
-            let all = requests.each_ref().map(solver);
-            let in_one_stage = |context: &Context| context.mesh.pipeline == 1;
-            for context in contexts(&requests[0]).into_iter().filter(in_one_stage).step_by(2) {
-                for (request, segments) in requests.iter().zip(&all) {
-                    let solver = ContextSolver::new(request, segments);
-                    let Some((_, _, ends, partition)) =
-                        solver.even_partition(context, f64::INFINITY)
-                    else {
-                        continue;
-                    };
-                    let first = ContextSolver::new(&requests[0], &all[0]);
-                    let relaxed = first.relaxed_layout(&context, &ends);
-                    let bound = with_ends(&all[0], &context, &relaxed).largest();
-                    let sized = solver.size(&context, &ends, partition);
-                    let plan = solver.complete_within_limit(sized).expect("no limit");
-                    assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
-                    let every_pass = usize::from(context.shards_gradients());
-                    waiting[every_pass] += usize::from(bound > 0.9 * plan.time.0);
-                    tightest[every_pass] = tightest[every_pass].min(plan.time.0 / bound);
-                    checked += 1;
-                }
-            }
+            for_each_plan(request, (|_| true, 2), |solver, context, relaxed, plan| {
+                let bound = with_ends(solver.segments, context, relaxed).largest();
+                assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
+                let every_pass = usize::from(context.shards_gradients());
+                waiting[every_pass] += usize::from(bound > 0.9 * plan.time.0);
+                tightest[every_pass] = tightest[every_pass].min(plan.time.0 / bound);
+                checked += 1;
+            });
         }
         assert!(checked > 50 && waiting.iter().all(|count| *count > 20), "{checked} {waiting:?}");
         assert!(tightest.iter().all(|ratio| *ratio < 1.03), "{tightest:?}");
@@ -231,37 +208,16 @@ mod tests {
     /// Within a memory limit, no plan is faster than the bound, which memory raises, and some are hardly slower.
     #[test]
     fn no_plan_within_the_memory_is_faster_than_its_collectives() {
-        let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
-        for (name, slower, limit_gib) in [("llama-350m", 1.0, 3), ("cola-350m", 8.0, 2)] {
-            let unlimited = slower_links::request(name, [1.0, slower], [16, 64, 1024]);
-            let memory_limit = MemoryLimit::Bytes(Bytes(limit_gib << 30));
-            let request = Request { memory_limit, ..unlimited };
-            let segments = SegmentSolver::new(&request, Deadline::none());
-            let solver = ContextSolver::new(&request, &segments);
-            let in_one_stage = |context: &Context| context.mesh.pipeline == 1;
-            for context in contexts(&request).into_iter().filter(in_one_stage).step_by(9) {
-                let bounds = solver.bounds(&context, f64::INFINITY);
-                let limited = |(ends, _): &(EmbeddingAndHead, LayoutBound)| {
-                    let relaxed = solver.relaxed_layout(&context, ends);
-                    let bounds = with_ends(&segments, &context, &relaxed);
-                    let limited =
-                        solver.within_memory(&bounds, &context, &relaxed, [0.0, f64::INFINITY]);
-                    [bounds.largest(), limited]
-                };
-                let least = |[a, b]: [f64; 2], [c, d]: [f64; 2]| [a.min(c), b.min(d)];
-                let [free, limited] =
-                    bounds.layouts.iter().map(limited).reduce(least).unwrap_or_default();
-                let Ok(Some(plan)) = solver.solve(&context, &bounds, f64::INFINITY).best else {
-                    continue;
-                };
-                assert!(limited <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {limited}");
-                checked += 1;
-                if limited > free * 1.005 {
-                    raised += 1;
-                    tightest = tightest.min(plan.time.0 / limited);
-                }
-            }
-        }
+        let (checked, raised, tightest) = check_within_memory(
+            |_| true,
+            |[_, solver], context, ends| {
+                let relaxed = solver.relaxed_layout(context, ends);
+                let bounds = with_ends(solver.segments, context, &relaxed);
+                let limited =
+                    solver.within_memory(&bounds, context, &relaxed, [0.0, f64::INFINITY]);
+                [bounds.largest(), limited]
+            },
+        );
         assert!(checked > 30 && raised > 5, "{checked} checked, {raised} raised");
         assert!(tightest < 1.02, "{tightest}");
     }

@@ -14,14 +14,10 @@ use super::block_room::BlockRoom;
 use super::collective_step::{CollectiveStep, Longer};
 use crate::pipeline::in_flight_in_chunk;
 use crate::segment::{CheapestDecisions, SegmentSolver};
-use crate::solve::{MeanDecisions, MeanMultipliers, MeanProgram};
+use crate::solve::{MEAN_TOLERANCE, MEANS_MAX, MeanDecisions, MeanMultipliers, MeanProgram};
 
 /// Cases that a mean begins with: those with the largest bounds.
 const FIRST_CASES: usize = 3;
-/// Linear programs that are solved for a bound.
-const PROGRAMS_MAX: usize = 40;
-/// Relative difference to the value of the linear program at which the search ends.
-const TOLERANCE: f64 = 1e-3;
 
 /// Decisions of a part of the step.
 struct Candidate {
@@ -59,22 +55,19 @@ impl<'a, 's> CollectiveMean<'a, 's> {
     pub(super) fn bound(&mut self, cutoff: f64, is_interrupted: &dyn Fn() -> bool) -> f64 {
         let mut largest = 0.0_f64;
         for case in self.largest_cases() {
-            let Some((bound, _)) = self.evaluate(&self.of_one_case(case)) else { return largest };
+            let Some(bound) = self.evaluate(&self.of_one_case(case)) else { return largest };
             largest = largest.max(bound);
         }
-        for _ in 0..PROGRAMS_MAX {
+        for _ in 0..MEANS_MAX {
             if largest >= cutoff || largest <= 0.0 || is_interrupted() {
                 break;
             }
             let Some(next) = self.program(largest).multipliers() else { break };
-            if next.value <= largest * (1.0 + TOLERANCE) {
+            if next.value <= largest * (1.0 + MEAN_TOLERANCE) {
                 break;
             }
-            let Some((bound, is_new)) = self.evaluate(&next) else { break };
+            let Some(bound) = self.evaluate(&next) else { break };
             largest = largest.max(bound);
-            if !is_new {
-                break;
-            }
         }
         largest
     }
@@ -94,9 +87,9 @@ impl<'a, 's> CollectiveMean<'a, 's> {
         MeanMultipliers { value: 0.0, shares: vec![shares], prices: vec![0.0; self.rooms.len()] }
     }
 
-    /// The bound at these multipliers in seconds, and whether any of the best decisions are new, which become known; `None` where a
-    /// segment has no legal decisions or is too wide for elimination.
-    fn evaluate(&mut self, multipliers: &MeanMultipliers) -> Option<(f64, bool)> {
+    /// The bound at these multipliers in seconds; the best decisions become known. `None` where a segment has no legal decisions or is
+    /// too wide for elimination.
+    fn evaluate(&mut self, multipliers: &MeanMultipliers) -> Option<f64> {
         let MeanMultipliers { shares, prices, .. } = multipliers;
         let shares = &shares[0];
         let of_cases = self.cases.iter().zip(shares);
@@ -105,7 +98,6 @@ impl<'a, 's> CollectiveMean<'a, 's> {
             of_cases.map(|(case, share)| share * self.step.besides_segments(*case)).sum::<f64>()
                 - of_rooms.map(|(room, price)| room.bytes * price).sum::<f64>();
         let in_flight = in_flight_in_chunk(self.context, 0, 0);
-        let mut is_new = false;
         for (part, (spec, count)) in self.step.parts().enumerate() {
             let of_cases = self.cases.iter().zip(shares).filter(|(_, share)| **share != 0.0);
             let weights = of_cases.fold(StepWeights::default(), |sum, (case, share)| {
@@ -125,9 +117,8 @@ impl<'a, 's> CollectiveMean<'a, 's> {
             }
             let times = self.segments.part_times(spec, self.context, &decisions)?;
             self.known.push(Candidate { part, decisions, times });
-            is_new = true;
         }
-        Some((bound, is_new))
+        Some(bound)
     }
 
     /// The rooms that count the bytes of a part.
@@ -162,15 +153,12 @@ impl<'a, 's> CollectiveMean<'a, 's> {
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::Bytes;
-
-    use crate::context::ContextSolver;
-    use crate::context_space::contexts;
-    use crate::deadline::Deadline;
-    use crate::request::{MemoryLimit, Request};
+    use crate::context::bound_checks::{HasBound, check_within_memory, for_each_plan};
     use crate::slower_links;
 
     use super::*;
+
+    const HAS_BOUND: HasBound = |context| !context.overlap_microbatch_pairs;
 
     /// Whichever rules choose the decisions, no plan is faster than the mean, which is often larger than all cases.
     #[test]
@@ -178,39 +166,23 @@ mod tests {
         let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
         for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0), ("lax-130m", 4.0)] {
             let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
-            let requests = slower_links::with_sharded_weights(request);
-            let solver = |request| SegmentSolver::new(request, Deadline::none());
-            let all = requests.each_ref().map(solver);
-            let first = ContextSolver::new(&requests[0], &all[0]);
-            let has_bound =
-                |context: &Context| context.mesh.pipeline == 1 && !context.overlap_microbatch_pairs;
-            for context in contexts(&requests[0]).into_iter().filter(has_bound).step_by(3) {
-                for (request, segments) in requests.iter().zip(&all) {
-                    let solver = ContextSolver::new(request, segments);
-                    let Some((_, _, ends, partition)) =
-                        solver.even_partition(context, f64::INFINITY)
-                    else {
-                        continue;
-                    };
-                    let relaxed = first.relaxed_layout(&context, &ends);
-                    let layouts = relaxed.overheads.layouts();
-                    let mut step = CollectiveStep::new(&all[0], &context, layouts).expect("one");
-                    step.count_ends(&relaxed.overheads);
-                    let cases = step.cases().into_iter().chain([[Longer::Never; 2]]);
-                    let largest = cases.filter_map(|of| step.bound(of)).fold(0.0, f64::max);
-                    let mut mean = CollectiveMean::new(&all[0], &context, &step, vec![]);
-                    let mean = mean.bound(f64::INFINITY, &|| false);
-                    let sized = solver.size(&context, &ends, partition);
-                    let plan = solver.complete_within_limit(sized).expect("no limit");
-                    assert!(mean >= largest * (1.0 - 1e-9), "{name}, {context:?}");
-                    assert!(mean <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
-                    checked += 1;
-                    if mean > largest * 1.01 {
-                        raised += 1;
-                        tightest = tightest.min(plan.time.0 / mean);
-                    }
+            for_each_plan(request, (HAS_BOUND, 3), |solver, context, relaxed, plan| {
+                let layouts = relaxed.overheads.layouts();
+                let mut step =
+                    CollectiveStep::new(solver.segments, context, layouts).expect("one stage");
+                step.count_ends(&relaxed.overheads);
+                let cases = step.cases().into_iter().chain([[Longer::Never; 2]]);
+                let largest = cases.filter_map(|of| step.bound(of)).fold(0.0, f64::max);
+                let mut mean = CollectiveMean::new(solver.segments, context, &step, vec![]);
+                let mean = mean.bound(f64::INFINITY, &|| false);
+                assert!(mean >= largest * (1.0 - 1e-9), "{name}, {context:?}");
+                assert!(mean <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
+                checked += 1;
+                if mean > largest * 1.01 {
+                    raised += 1;
+                    tightest = tightest.min(plan.time.0 / mean);
                 }
-            }
+            });
         }
         assert!(checked > 50 && raised > 5, "{checked} checked, {raised} raised");
         assert!(tightest < 1.02, "{tightest}");
@@ -219,38 +191,10 @@ mod tests {
     /// Within a memory limit, no plan is faster than the mean, which memory raises.
     #[test]
     fn no_plan_within_the_memory_is_faster_than_a_mean_of_its_cases() {
-        let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
-        for (name, slower, limit_gib) in [("llama-350m", 1.0, 3), ("cola-350m", 8.0, 2)] {
-            let unlimited = slower_links::request(name, [1.0, slower], [16, 64, 1024]);
-            let memory_limit = MemoryLimit::Bytes(Bytes(limit_gib << 30));
-            let request = Request { memory_limit, ..unlimited.clone() };
-            let [segments, free] =
-                [&request, &unlimited].map(|of| SegmentSolver::new(of, Deadline::none()));
-            let solver = ContextSolver::new(&request, &segments);
-            let without_limit = ContextSolver::new(&unlimited, &free);
-            let has_bound =
-                |context: &Context| context.mesh.pipeline == 1 && !context.overlap_microbatch_pairs;
-            for context in contexts(&request).into_iter().filter(has_bound).step_by(9) {
-                let bounds = solver.bounds(&context, f64::INFINITY);
-                let Ok(Some(plan)) = solver.solve(&context, &bounds, f64::INFINITY).best else {
-                    continue;
-                };
-                let least = |solver: &ContextSolver| {
-                    let means = bounds
-                        .layouts
-                        .iter()
-                        .map(|(ends, _)| solver.mean_of_collectives(&context, ends, f64::INFINITY));
-                    means.fold(f64::INFINITY, f64::min)
-                };
-                let mean = least(&solver);
-                assert!(mean <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {mean}");
-                checked += 1;
-                if mean > least(&without_limit) * 1.005 {
-                    raised += 1;
-                    tightest = tightest.min(plan.time.0 / mean);
-                }
-            }
-        }
+        let (checked, raised, tightest) =
+            check_within_memory(HAS_BOUND, |solvers, context, ends| {
+                solvers.map(|solver| solver.mean_of_collectives(context, ends, f64::INFINITY))
+            });
         assert!(checked > 30 && raised > 5, "{checked} checked, {raised} raised");
         assert!(tightest < 1.01, "{tightest}");
     }

@@ -24,6 +24,8 @@
 
 mod average_stage;
 mod block_room;
+#[cfg(test)]
+mod bound_checks;
 mod bounds;
 mod collective_bound;
 mod collective_mean;

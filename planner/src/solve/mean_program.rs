@@ -15,6 +15,10 @@ use std::ops::Range;
 
 use super::ilp::{LinearProgram, LinearRow, TIME_SCALE, solve_relaxation};
 
+/// Linear programs that are solved for a bound from means.
+pub(crate) const MEANS_MAX: usize = 40;
+/// Relative difference of such a bound to the value of the linear program at which the search ends.
+pub(crate) const MEAN_TOLERANCE: f64 = 1e-3;
 /// Largest price of memory: of all bytes within a limit, in the unit of time.
 const PRICE_MAX: f64 = 2.0;
 

@@ -43,7 +43,9 @@ pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
 pub(crate) use hull::{
     Hull, RowWeights, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable, chord,
 };
-pub(crate) use mean_program::{MeanDecisions, MeanMultipliers, MeanProgram};
+pub(crate) use mean_program::{
+    MEAN_TOLERANCE, MEANS_MAX, MeanDecisions, MeanMultipliers, MeanProgram,
+};
 pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
 pub use outcome::{SolveMethod, TableSolves};
 pub(crate) use table_solver::solve_table;

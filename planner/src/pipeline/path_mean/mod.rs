@@ -30,13 +30,10 @@ use super::overhead::StageOverhead;
 use super::schedule_paths::{PathCase, SchedulePath, SchedulePaths};
 use super::step_path::{KindTimes, StepPath};
 use crate::segment::{CheapestDecisions, SegmentSolver, SegmentSpec};
+use crate::solve::{MEAN_TOLERANCE, MEANS_MAX};
 
 /// Virtual stages of the longest pipelines that are bounded: the linear programs of longer ones take more time than they save.
 const VIRTUAL_STAGES_MAX: usize = 32;
-/// Linear programs that are solved for a bound.
-const PROGRAMS_MAX: usize = 40;
-/// Relative difference to the value of the linear program at which the search ends.
-const TOLERANCE: f64 = 1e-3;
 
 /// Decisions of a segment on a virtual stage.
 struct Candidate {
@@ -148,7 +145,7 @@ impl<'a> PathMean<'a> {
         let mut paths = DivisionPaths { all, overheads };
         let mut largest = 0.0;
         let mut next = self.first_multipliers();
-        for _ in 0..PROGRAMS_MAX {
+        for _ in 0..MEANS_MAX {
             let Some(Evaluation { bound, times }) = self.evaluate(&paths, &next) else {
                 return largest;
             };
@@ -164,7 +161,7 @@ impl<'a> PathMean<'a> {
             if unit <= 0.0 {
                 break;
             }
-            let settled = largest * (1.0 + TOLERANCE);
+            let settled = largest * (1.0 + MEAN_TOLERANCE);
             let mut best = self.multipliers(&paths, unit);
             if best.as_ref().is_some_and(|(value, _)| *value <= settled) {
                 let mix = self.mixed_times(&paths, unit);
