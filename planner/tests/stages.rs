@@ -188,3 +188,20 @@ fn check_divisions(cases: &[DivisionCase]) {
     }
     assert!(empty_first > 0 && empty_last > 0, "{empty_first} and {empty_last} of {priced}");
 }
+
+/// Gathers of updated weights on a later stage take longer than its wait for the first microbatch and its first pass, which the
+/// bounds count.
+#[test]
+fn gathers_of_later_stages_count() {
+    use PipelineSchedule::{OneForwardOneBackward, ZeroBubble};
+    for (schedule, gap_max) in [(OneForwardOneBackward, 0.08), (ZeroBubble, 0.045)] {
+        let request = Request {
+            devices: 128,
+            micro_batch: Some(1),
+            schedule: Some(schedule),
+            ..request("svd-3b", "a100-40gb", [1, 4], 64)
+        };
+        let report = search(&request).report;
+        assert!(report.gap < gap_max, "{schedule:?}: gap {}", report.gap);
+    }
+}

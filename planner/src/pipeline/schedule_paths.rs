@@ -6,7 +6,8 @@
 //! The gradient reductions of the stage at the end begin with its last pass, and gathers of updated weights with the first pass of a
 //! stage. Either h of their time adds to a longer pass, or c' of a shorter pass adds to them, as in the [joint
 //! bounds](super::joint_bound). A later stage hides gathers while it waits for its first microbatch: at most all of them, and at
-//! most as long as it waits.
+//! most as long as it waits. A path may also begin with the gathers of a later stage, in place of the forward passes of the first
+//! microbatch on the stages before it.
 
 use narrows_cost_model::{PassTimes, StageTime, StepPart, StepWeights, simulate_schedules};
 use narrows_plan::graph::SegmentKind;
@@ -27,6 +28,8 @@ use crate::segment::{SegmentSolver, SegmentSpec};
 pub(super) struct SchedulePath {
     /// Forward, backward and weight-gradient passes on the path by virtual stage.
     passes: Vec<[f64; 3]>,
+    /// The last stage on whose forward pass of the first microbatch the path waits.
+    first_forward: usize,
     /// The stage at which it ends.
     end: usize,
 }
@@ -43,7 +46,9 @@ enum HiddenGathers {
 /// A case of collectives over the data axis on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathCase {
-    /// Whether the gathers of the first stage, and the reductions of the stage at the end, take longer than the pass beside them.
+    /// The stage whose first forward pass the path begins with: beyond the first stage, its gathers take longer.
+    begin: usize,
+    /// Whether the gathers of the stage at the begin, and the reductions of the stage at the end, take longer than the pass beside them.
     longer: Longer,
     later_gathers: HiddenGathers,
 }
@@ -122,9 +127,20 @@ impl<'a> SchedulePaths<'a> {
             (!longer.gathers || self.possible.gathers)
                 && (!longer.reductions || self.possible.reductions)
         };
-        let with_later =
-            |longer| later.iter().map(move |later| PathCase { longer, later_gathers: *later });
-        CASES.into_iter().filter(is_possible).flat_map(with_later).collect()
+        let with_later = |longer| {
+            let case =
+                move |later: &HiddenGathers| PathCase { begin: 0, longer, later_gathers: *later };
+            later.iter().map(case)
+        };
+        let possible = CASES.into_iter().filter(is_possible);
+        let at_later = |begin: usize| {
+            let longer = possible.clone().filter(|longer| longer.gathers);
+            let later_gathers = HiddenGathers::All;
+            longer.map(move |longer| PathCase { begin, longer, later_gathers })
+        };
+        let last = if self.context.gathers_in_forward() { path.first_forward } else { 0 };
+        let at_later = (1..=last).flat_map(at_later);
+        possible.clone().flat_map(with_later).chain(at_later).collect()
     }
 
     /// The weights of a path in a case.
@@ -139,7 +155,7 @@ impl<'a> SchedulePaths<'a> {
         let ends_with_weight_gradients =
             self.step.has_weight_gradient_passes && path.end > 0 && !end.is_empty;
         let mut besides_segments = end.besides_ends[2].0;
-        if case.longer.gathers && path.end == 0 {
+        if case.longer.gathers && path.end == case.begin {
             besides_segments -= end.first_gather_min.0;
         }
         if case.longer.reductions {
@@ -156,7 +172,9 @@ impl<'a> SchedulePaths<'a> {
             let is_last = stage == path.end && virtual_stage < stages;
             let overlaps = is_last && case.longer.reductions && !ends_with_weight_gradients;
             let hidden = self.hidden_by_wait(path, virtual_stage, case);
-            let counted = [forward - hidden, backward - f64::from(overlaps)];
+            // A first microbatch may come while a stage gathers.
+            let is_before = case.begin > 0 && virtual_stage <= case.begin;
+            let counted = [forward - hidden - f64::from(is_before), backward - f64::from(overlaps)];
             besides_segments += (of_forward * counted[0] + of_backward * counted[1]).0;
         }
         let weights = |virtual_stage, kind| {
@@ -172,14 +190,14 @@ impl<'a> SchedulePaths<'a> {
         if is_hidden { self.hidden } else { 0.0 }
     }
 
-    /// Weights of the first forward pass of the first stage, beyond one, and of its gathers, beyond those in its step phase.
+    /// Weights of the first forward pass of the stage at the begin, beyond one, and of its gathers, beyond those in its step phase.
     fn first_gathers(&self, path: &SchedulePath, case: PathCase) -> [f64; 2] {
-        let counted = if path.end == 0 { self.hidden } else { 0.0 };
+        let counted = if path.end == case.begin { self.hidden } else { 0.0 };
         let [pass, gathers] = match case.longer.gathers {
             true => [1.0 - self.hidden_computation, 1.0],
             false => [1.0, self.hidden],
         };
-        let kept = 1.0 - self.hidden_by_wait(path, 0, case);
+        let kept = 1.0 - self.hidden_by_wait(path, case.begin, case);
         [pass * kept - 1.0, gathers * kept - counted]
     }
 
@@ -203,7 +221,8 @@ impl<'a> SchedulePaths<'a> {
             if ends_with_weight_gradients { [0.0, of_last] } else { [of_last, 0.0] };
         let [first_forward, gathered] = match stage {
             _ if !self.context.gathers_in_forward() => [0.0; 2],
-            0 => self.first_gathers(path, case),
+            _ if stage < case.begin => [-1.0, if is_end { -self.hidden } else { 0.0 }],
+            _ if stage == case.begin => self.first_gathers(path, case),
             _ if is_end && case.later_gathers == HiddenGathers::All => [0.0, -self.hidden],
             _ => [-self.hidden_by_wait(path, virtual_stage, case), 0.0],
         };
@@ -304,7 +323,8 @@ impl SchedulePath {
         let (step_phases, passes): (Vec<_>, Vec<_>) =
             spans.into_iter().partition(|span| span.pass == MicrobatchPass::STEP);
         let end = step_phases.iter().max_by(|a, b| a.end.0.total_cmp(&b.end.0))?.stage;
-        let mut path = SchedulePath { passes: vec![[0.0; 3]; context.virtual_stages()], end };
+        let passes_on_path = vec![[0.0; 3]; context.virtual_stages()];
+        let mut path = SchedulePath { passes: passes_on_path, first_forward: 0, end };
         let mut at = passes.iter().rposition(|span| span.stage == end)?;
         loop {
             let span = &passes[at];
@@ -315,6 +335,9 @@ impl SchedulePath {
                 _ => 2,
             };
             path.passes[virtual_stage][phase] += 1.0;
+            if phase == 0 && span.pass.microbatch == 0 {
+                path.first_forward = path.first_forward.max(virtual_stage);
+            }
             if span.begin <= Seconds(0.0) {
                 return Some(path);
             }
