@@ -68,12 +68,11 @@ pub fn defect_of_line(error: &serde_json::Error) -> Defect {
 ///
 /// # Errors
 /// A repeated key, or an error of a value.
-pub(crate) fn without_repeated_keys<'de, D, T>(
-    deserializer: D,
-) -> Result<IndexMap<String, T>, D::Error>
+pub fn without_repeated_keys<'de, D, T, M>(deserializer: D) -> Result<M, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
+    M: FromIterator<(String, T)>,
 {
     struct UniqueKeys<T>(PhantomData<T>);
     impl<'de, T: Deserialize<'de>> Visitor<'de> for UniqueKeys<T> {
@@ -94,7 +93,7 @@ where
             Ok(unique)
         }
     }
-    deserializer.deserialize_map(UniqueKeys(PhantomData))
+    deserializer.deserialize_map(UniqueKeys(PhantomData)).map(M::from_iter)
 }
 
 #[cfg(test)]
