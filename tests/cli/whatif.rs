@@ -59,6 +59,14 @@ fn fields_of_files_are_set() {
     let path = path.to_str().expect("a path");
     let fixed = "--model cola-60m --devices 2 --tensor 2 --sequence-length 512";
     let expected = json(&format!("plan {fixed} --hardware {path}"));
+    // A number that was fitted is certain once it is set, in the file as in a sweep.
+    profile["gemm"]["efficiency_max"] = json!(0.8);
+    fs::write(path, profile.to_string()).expect("a file");
+    let edited = json(&format!("plan {fixed} --hardware {path}"));
+    let swept = json(&format!(
+        "whatif {fixed} --sweep hardware.links.intra_node.bandwidth_gbps=50 --sweep hardware.gemm.efficiency_max=0.8"
+    ));
+    assert_eq!(swept["points"][0]["prediction"], edited["prediction"]);
     let sweep =
         json(&format!("whatif {fixed} --sweep hardware.links.intra_node.bandwidth_gbps=50,300"));
     assert_eq!(

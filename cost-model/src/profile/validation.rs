@@ -389,6 +389,10 @@ impl ProfileValidator {
                 self.defect(&format!("refits.{name}"), problem);
             }
         }
+        let (fitted, parameters) = (refits.fitted.len(), refits.parameters.len());
+        if fitted != 0 && fitted != parameters {
+            self.defect("refits.fitted", format!("{fitted} values for {parameters} numbers"));
+        }
         for (index, draw) in refits.draws.iter().enumerate() {
             if draw.len() != refits.parameters.len() {
                 let problem =
