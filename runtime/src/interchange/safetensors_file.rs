@@ -12,31 +12,21 @@ use narrows_plan::counts::plural;
 use narrows_plan::{Defect, json};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::error::WeightsError;
 
 /// Longest header that safetensors permits.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// Name of the entry of a header that is no tensor.
+const METADATA: &str = "__metadata__";
 /// Hint for a file whose header contradicts its data.
 const INTACT_FILE: &str = "copy or write the file again";
 
-/// The header as JSON, before the places of its tensors are checked.
+/// The entries of a header: tensors by their names, and the metadata under [`METADATA`].
 #[derive(Deserialize)]
-struct Header {
-    #[serde(rename = "__metadata__")]
-    metadata: Option<HashMap<String, String>>,
-    #[serde(flatten)]
-    tensors: HashMap<String, TensorInfo>,
-}
-
-/// The names in a header, of which [`Header`] would keep the last of several equal ones.
-#[derive(Deserialize)]
-struct UniqueNames(
-    #[serde(deserialize_with = "json::without_repeated_keys")]
-    #[allow(dead_code, reason = "read for its errors")]
-    BTreeMap<String, IgnoredAny>,
-);
+struct Header(#[serde(deserialize_with = "json::without_repeated_keys")] BTreeMap<String, Value>);
 
 /// An open file, whose tensors are read one by one.
 pub(super) struct SafetensorsFile {
@@ -72,9 +62,13 @@ impl SafetensorsFile {
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header).map_err(WeightsError::io(path, "read"))?;
         let in_header = |defect: Defect| invalid(defect.to_string());
-        let UniqueNames(_) = json::read_bytes(&header).map_err(in_header)?;
-        let Header { metadata, tensors } = json::read_bytes(&header).map_err(in_header)?;
-        let mut tensors: Vec<(String, TensorInfo)> = tensors.into_iter().collect();
+        let Header(mut entries) = json::read_bytes(&header).map_err(in_header)?;
+        let metadata = entries.remove(METADATA).unwrap_or_default();
+        let metadata: Option<HashMap<String, String>> =
+            entry(METADATA, &metadata).map_err(in_header)?;
+        let tensors = entries.iter().map(|(name, value)| Ok((name.clone(), entry(name, value)?)));
+        let tensors: Result<Vec<(String, TensorInfo)>, Defect> = tensors.collect();
+        let mut tensors = tensors.map_err(in_header)?;
         tensors
             .sort_by(|(a, left), (b, right)| (left.data_offsets, a).cmp(&(right.data_offsets, b)));
         check_places(&tensors, bytes - 8 - header_bytes)
@@ -105,6 +99,15 @@ impl SafetensorsFile {
             .map_err(|error| defect(format!("cannot be read: {error}")))?;
         Ok(to_f32(&bytes, info.dtype))
     }
+}
+
+/// The value of an entry of a header.
+fn entry<T: DeserializeOwned>(name: &str, value: &Value) -> Result<T, Defect> {
+    json::read(&value.to_string()).map_err(|defect| {
+        let Defect { field, problem, .. } = defect;
+        let field = if field.is_empty() { name.to_owned() } else { format!("{name}: {field}") };
+        Defect::new(field, json::without_position(&problem))
+    })
 }
 
 /// Checks that the data of tensors, in the order of their offsets, are as large as their shapes say and cover all data of

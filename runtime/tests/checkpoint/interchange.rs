@@ -242,6 +242,12 @@ fn paths_without_weights_are_refused() {
     refused(&at("long.safetensors"), "its header would have");
     fs::write(at("text.safetensors"), "\x04\0\0\0\0\0\0\0{{{{").unwrap();
     refused(&at("text.safetensors"), "is not a safetensors file");
+    let header = r#"{"a": {"dtype": 7, "shape": [], "data_offsets": [0, 0]}}"#;
+    fs::write(at("untyped.safetensors"), file_of(header, 0)).unwrap();
+    refused(
+        &at("untyped.safetensors"),
+        "safetensors file: a: dtype: expected a name, or an object",
+    );
     fs::write(at("model.safetensors.index.json"), r#"{"weight_map": {"a": "../b"}}"#).unwrap();
     refused(folder.path(), "`../b`, which is not a file of its folder");
 }
