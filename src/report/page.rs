@@ -299,6 +299,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn names_cannot_change_the_display() {
+        let mut page = Page::default();
+        let name = "a\u{202e}b\u{1b}[31m";
+        page.line(name);
+        page.paragraph(name);
+        page.fields(&[("name", name.to_owned())]);
+        page.table(&[("name", Align::Left)], &[vec![name.to_owned()]]);
+        let text = page.text();
+        assert_eq!(text.matches("a\\u{202e}b\\u{1b}[31m").count(), 4, "{text}");
+        assert!(!text.contains(['\u{202e}', '\u{1b}']), "{text}");
+    }
+
+    #[test]
     fn columns_without_content_are_left_out() {
         let mut page = Page::default();
         let columns = [("a", Align::Left), ("b", Align::Left), ("c", Align::Right)];
