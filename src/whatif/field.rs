@@ -125,7 +125,7 @@ impl SweepField {
         }
     }
 
-    /// The flag that leaves this field without effect where both are set, in whatever order.
+    /// Flags that leave this field without effect where they are set, in whatever order.
     pub fn flags_in_its_place(&self) -> impl Iterator<Item = &'static str> {
         let path = match self {
             SweepField::Hardware(field) => Some(field.path.clone()),
