@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::{fmt, io};
 
-use narrows_plan::{Defect, Defects};
+use narrows_plan::{Defect, Defects, printable};
 use narrows_planner::{RequestDefect, RequestDefects, RequestField};
 use narrows_runtime::RunError;
 use narrows_runtime::checkpoint::{CheckpointError, CheckpointFault};
@@ -372,28 +372,24 @@ impl fmt::Display for Problem {
         write!(f, "{error}error:{error:#} ")?;
         for place in [&self.location, &self.field] {
             if !place.is_empty() {
-                write!(f, "{}: ", printable(place))?;
+                write!(f, "{}: ", message_text(place))?;
             }
         }
-        writeln!(f, "{}", printable(&self.message))?;
+        writeln!(f, "{}", message_text(&self.message))?;
         for cause in &self.causes {
-            writeln!(f, "  {}", printable(cause))?;
+            writeln!(f, "  {}", message_text(cause))?;
         }
         for text in &self.hints {
-            writeln!(f, "  {hint}hint:{hint:#} {}", printable(text))?;
+            writeln!(f, "  {hint}hint:{hint:#} {}", message_text(text))?;
         }
         Ok(())
     }
 }
 
-/// Escapes control characters, which an input file could smuggle into the terminal.
-fn printable(text: &str) -> String {
-    let escape = |c: char| match c {
-        '\n' => "\n    ".to_owned(),
-        c if c.is_control() => c.escape_default().to_string(),
-        c => c.to_string(),
-    };
-    text.trim_end().chars().map(escape).collect()
+/// Text of a message, whose lines after the first are indented. Control characters, which an input file could smuggle into
+/// the terminal, are escaped.
+fn message_text(text: &str) -> String {
+    printable(text.trim_end()).replace('\n', "\n    ")
 }
 
 /// Largest number of problems in a message.
@@ -449,7 +445,7 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        let problem = Problem::new("a\u{1b}[31m.json", "two\nlines");
-        assert_eq!(plain(&problem), "error: a\\u{1b}[31m.json: two\n    lines\n");
+        let problem = Problem::new("a\u{1b}[31m.json", "two\nlines\u{202e}");
+        assert_eq!(plain(&problem), "error: a\\u{1b}[31m.json: two\n    lines\\u{202e}\n");
     }
 }

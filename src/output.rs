@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use narrows_plan::Plan;
+use narrows_plan::{Plan, printable};
 use narrows_runtime::{AtomicFile, link_target};
 
 use crate::captured_output;
@@ -54,7 +54,7 @@ pub fn warn(text: &str) {
         return;
     }
     let warning = style::WARNING;
-    eprint(&format!("{warning}warning:{warning:#} {text}\n"));
+    eprint(&format!("{warning}warning:{warning:#} {}\n", printable(text)));
 }
 
 /// Whether the argument stands for standard output. Opened by its name in `/dev`, a redirected file would be truncated.

@@ -221,11 +221,11 @@ mod tests {
 
     use super::*;
 
-    /// A signal while the files are written leaves neither the folder nor a temporary one.
+    /// A signal while the files are written leaves neither the folder nor a temporary one, nor a new parent.
     #[test]
     fn a_signal_leaves_no_folder() {
         let parent = tempfile::tempdir().expect("a folder");
-        let result = WeightsFolder::write(&parent.path().join("weights"), |folder| {
+        let result = WeightsFolder::write(&parent.path().join("new/parent/weights"), |folder| {
             folder.write_file("config.json", "{}")?;
             raise(SIGTERM).expect("a signal");
             folder.write_file("model.json", "{}")
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(result.expect_err("a signal").status, ExitStatus::Stopped);
         let left = parent.path().read_dir().expect("a folder").count();
         assert_eq!(left, 0);
-        let written = WeightsFolder::write(&parent.path().join("weights"), |folder| {
+        let written = WeightsFolder::write(&parent.path().join("new/parent/weights"), |folder| {
             folder.write_file("config.json", "{}")
         });
         assert!(written.expect("no signal").is_file());

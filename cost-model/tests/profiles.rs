@@ -105,6 +105,7 @@ fn defects_name_their_field() {
             json!(-1),
             "executors.eager.step_error.half_width_90",
         ),
+        ("/refits/fitted", json!([0.9]), "refits.fitted"),
         ("/refits/draws/0", json!([0.9]), "refits.draws[0]"),
         ("/refits/draws/1/0", json!(2.0), "refits.draws[1]"),
         ("/refits/kernels", json!([]), "refits.kernels"),

@@ -24,6 +24,7 @@ mod extent;
 mod layout;
 mod lower;
 mod mesh;
+mod printable;
 mod units;
 
 pub use check::{CheckError, CheckErrors, CheckedProgram, GEMM_SIZE_MAX};
@@ -38,4 +39,5 @@ pub use kernel::Kernel;
 pub use layout::{Dim, EdgeLayout, Layout, WeightSplit};
 pub use lower::{lower, lower_within};
 pub use mesh::{Axis, DeviceGroup, Mesh, Workload};
+pub use printable::{is_display_control, printable};
 pub use units::{Bytes, Flops, Seconds, short_number};

@@ -83,12 +83,7 @@ impl AtomicFile {
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
         let folder = parent_folder(&target);
-        if !folder.is_dir() {
-            let problem = format!("there is no folder `{}`", folder.display());
-            return Err(io::Error::new(io::ErrorKind::NotFound, problem));
-        }
-        // The kind alone, because the message of `tempfile` has the temporary name.
-        let file = builder.tempfile_in(folder).map_err(|error| io::Error::from(error.kind()))?;
+        let file = builder.tempfile_in(folder).map_err(|error| creation_error(&target, error))?;
         if let Some(existing) = existing {
             file.as_file().set_permissions(existing.permissions())?;
         }
@@ -138,11 +133,48 @@ pub fn link_target(path: &Path) -> PathBuf {
 }
 
 /// A folder that is written under a temporary name beside its final name. It is removed when it is dropped before it is
-/// [finished](AtomicFolder::finish).
+/// [finished](AtomicFolder::finish), and so are the parents that were created for it.
 #[derive(Debug)]
 pub struct AtomicFolder {
     temporary: TempDir,
     target: PathBuf,
+    created_parents: CreatedFolders,
+}
+
+/// Folders that were created for an output, the deepest first. They are removed when this is dropped, unless something is
+/// in them.
+#[derive(Debug, Default)]
+struct CreatedFolders(Vec<PathBuf>);
+
+impl CreatedFolders {
+    /// Creates a folder and its parents where they do not exist.
+    ///
+    /// # Errors
+    /// A parent that is a file, and one in which no folder can be created.
+    fn create(folder: &Path) -> io::Result<CreatedFolders> {
+        let mut created = CreatedFolders::default();
+        let missing: Vec<&Path> = folder
+            .ancestors()
+            .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
+            .collect();
+        for folder in missing.into_iter().rev() {
+            match fs::create_dir(folder) {
+                Ok(()) => created.0.insert(0, folder.to_path_buf()),
+                // Another process created it meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+                Err(error) => return Err(creation_error(folder, error)),
+            }
+        }
+        Ok(created)
+    }
+}
+
+impl Drop for CreatedFolders {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            let _ = fs::remove_dir(folder);
+        }
+    }
 }
 
 impl AtomicFolder {
@@ -152,9 +184,9 @@ impl AtomicFolder {
     /// When the parent folder cannot be written to.
     pub fn create(target: &Path) -> io::Result<AtomicFolder> {
         let parent = parent_folder(target);
-        fs::create_dir_all(parent)?;
+        let created_parents = CreatedFolders::create(parent)?;
         let temporary = temporary_folder(parent, PREFIX, SUFFIX)?;
-        Ok(AtomicFolder { temporary, target: target.to_path_buf() })
+        Ok(AtomicFolder { temporary, target: target.to_path_buf(), created_parents })
     }
 
     /// The folder under its temporary name.
@@ -175,9 +207,10 @@ impl AtomicFolder {
     ///
     /// # Errors
     /// When there is a file or a folder with contents of that name.
-    pub fn finish(self) -> io::Result<()> {
+    pub fn finish(mut self) -> io::Result<()> {
         sync_folder(self.path());
         fs::rename(self.path(), &self.target)?;
+        self.created_parents.0.clear();
         let _ = self.temporary.keep();
         sync_folder(parent_folder(&self.target));
         Ok(())
@@ -209,8 +242,31 @@ pub(crate) fn temporary_folder(parent: &Path, prefix: &str, suffix: &str) -> io:
         // The default mode of new folders, which the umask restricts; `tempfile` uses 0700.
         builder.permissions(fs::Permissions::from_mode(0o777));
     }
-    // The kind alone, because the message of `tempfile` has the temporary name.
-    builder.tempdir_in(parent).map_err(|error| io::Error::from(error.kind()))
+    let within = parent.join(prefix);
+    builder.tempdir_in(parent).map_err(|error| creation_error(&within, error))
+}
+
+/// The error of a file or folder that was to be created at `path`, maybe under a temporary name. The message of `tempfile` has that
+/// name, and that of the system does not say which parent is at fault.
+fn creation_error(path: &Path, error: io::Error) -> io::Error {
+    let parent = parent_folder(path);
+    let existing = parent.ancestors().find(|folder| folder.exists());
+    match (existing, error.kind()) {
+        (Some(file), _) if !file.is_dir() => {
+            let problem = format!("`{}` is not a folder", file.display());
+            io::Error::new(io::ErrorKind::NotADirectory, problem)
+        }
+        _ if !parent.is_dir() => {
+            let problem = format!("there is no folder `{}`", parent.display());
+            io::Error::new(io::ErrorKind::NotFound, problem)
+        }
+        // As in /proc, whose files are those of the kernel.
+        (_, io::ErrorKind::NotFound) => {
+            let problem = format!("no file can be created in `{}`", parent.display());
+            io::Error::new(io::ErrorKind::NotFound, problem)
+        }
+        (_, kind) => io::Error::from(kind),
+    }
 }
 
 fn parent_folder(target: &Path) -> &Path {

@@ -64,7 +64,8 @@ impl FactorArgs {
             (Some(rank), _) => RankChoice::Rank(rank.get()),
             (None, Some(energy)) if energy > 0.0 && energy <= 1.0 => RankChoice::Energy(energy),
             (None, energy) => {
-                let message = format!("is {}", energy.unwrap_or_default());
+                let message =
+                    format!("{} is not a share of the energy", energy.unwrap_or_default());
                 let problem = Problem::new("--energy", message).hint("a share above 0, at most 1");
                 return Err(Failure::input(problem));
             }

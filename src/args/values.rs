@@ -55,7 +55,7 @@ impl From<DtypeArg> for GemmDtype {
 pub enum ZeroArg {
     /// Searched
     Auto,
-    /// Every replica holds all optimizer states
+    /// Every replica holds all optimizer states; 0 means the same
     #[value(alias = "0")]
     Off,
     /// ZeRO-1: optimizer states are sharded over the replicas

@@ -52,7 +52,11 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     let (outcomes, solution) = match &until {
         None => (plan(&points.iter().collect::<Vec<_>>()), None),
         Some((condition, extreme)) => {
-            let (outcomes, solution) = search_value(&axes[0], &points, (condition, *extreme), plan);
+            let (outcomes, mut solution) =
+                search_value(&axes[0], &points, (condition, *extreme), plan);
+            let is_least = |value| scenario.is_least(&axes[0].field, value);
+            solution.is_range_end &=
+                *extreme == Extreme::Largest || !solution.value.as_ref().is_some_and(is_least);
             (outcomes, Some(solution))
         }
     };

@@ -7,7 +7,7 @@ use comfy_table::{
     TableStyle, Width,
 };
 
-use narrows_plan::{Bytes, Seconds};
+use narrows_plan::{Bytes, Seconds, printable};
 
 use crate::errors::style::HEADING;
 use crate::unit::{CommonUnit, Unit};
@@ -90,22 +90,22 @@ pub enum Align {
 impl Page {
     /// A heading.
     pub fn heading(&mut self, text: impl Display) {
-        self.0.push(Item::Heading(text.to_string()));
+        self.0.push(Item::Heading(printed(text)));
     }
 
     /// A line that is wrapped only where it is wider than the page.
     pub fn line(&mut self, text: impl Display) {
-        self.0.push(Item::Line(text.to_string()));
+        self.0.push(Item::Line(printed(text)));
     }
 
     /// A paragraph.
     pub fn paragraph(&mut self, text: &str) {
-        self.0.push(Item::Paragraph(text.to_owned()));
+        self.0.push(Item::Paragraph(printed(text)));
     }
 
     /// Names with values.
     pub fn fields<N: AsRef<str>>(&mut self, fields: &[(N, String)]) {
-        let field = |(name, value): &(N, String)| (name.as_ref().to_owned(), value.clone());
+        let field = |(name, value): &(N, String)| (printed(name.as_ref()), printed(value));
         self.0.push(Item::Fields(fields.iter().map(field).collect()));
     }
 
@@ -115,8 +115,8 @@ impl Page {
         let used: Vec<usize> = (0..columns.len())
             .filter(|&index| rows.iter().any(|row| !row[index].is_empty()))
             .collect();
-        let column = |&index: &usize| (columns[index].0.to_owned(), columns[index].1);
-        let cells = |row: &Vec<String>| used.iter().map(|&index| row[index].clone()).collect();
+        let column = |&index: &usize| (printed(columns[index].0), columns[index].1);
+        let cells = |row: &Vec<String>| used.iter().map(|&index| printed(&row[index])).collect();
         self.0.push(Item::Table {
             columns: used.iter().map(column).collect(),
             rows: rows.iter().map(cells).collect(),
@@ -180,6 +180,11 @@ impl Page {
         }
         text
     }
+}
+
+/// A text without the control characters that names in files may have.
+fn printed(text: impl Display) -> String {
+    printable(&text.to_string()).into_owned()
 }
 
 /// The texts of the cells, with one unit for the quantities of a column.
@@ -292,6 +297,19 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_cannot_change_the_display() {
+        let mut page = Page::default();
+        let name = "a\u{202e}b\u{1b}[31m";
+        page.line(name);
+        page.paragraph(name);
+        page.fields(&[("name", name.to_owned())]);
+        page.table(&[("name", Align::Left)], &[vec![name.to_owned()]]);
+        let text = page.text();
+        assert_eq!(text.matches("a\\u{202e}b\\u{1b}[31m").count(), 4, "{text}");
+        assert!(!text.contains(['\u{202e}', '\u{1b}']), "{text}");
+    }
 
     #[test]
     fn columns_without_content_are_left_out() {

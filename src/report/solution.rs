@@ -18,7 +18,7 @@ pub struct SolutionReport {
     pub extreme: Extreme,
     /// The value; `null` if the condition holds for none that was planned.
     pub value: Option<Value>,
-    /// Whether no more extreme value was to be planned, which may satisfy the condition too.
+    /// Whether a more extreme value may satisfy the condition too, because none was to be planned and the field takes some.
     pub is_range_end: bool,
     /// Values that were planned.
     pub method: Method,

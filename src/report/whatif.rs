@@ -233,7 +233,8 @@ impl<'a> WhatIfReport<'a> {
     fn verdict(&self) -> String {
         let total = self.points.len();
         let rate = |prediction: &Prediction| prediction.tokens_per_s;
-        let best = self.planned().max_by(|(_, a, _), (_, b, _)| rate(a).total_cmp(&rate(b)));
+        // The first of several that are equal.
+        let best = self.planned().min_by(|(_, a, _), (_, b, _)| rate(b).total_cmp(&rate(a)));
         let Some((best, prediction, _)) = best else {
             return match total {
                 1 => "The point has no plan.".to_owned(),
@@ -376,6 +377,12 @@ impl Report for WhatIfReport<'_> {
     fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading("What if");
+        if self.points.is_empty() {
+            page.paragraph(
+                "The sweep was stopped before any point was planned: there is no result.",
+            );
+            return page;
+        }
         let solution = self.solution.as_ref().map(SolutionReport::verdict);
         let break_even = self.break_even.as_ref().map(BreakEvenReport::verdict);
         page.paragraph(&solution.or(break_even).unwrap_or_else(|| self.verdict()));
@@ -385,7 +392,7 @@ impl Report for WhatIfReport<'_> {
         if !self.is_complete {
             page.paragraph("The sweep was stopped; the points below are those that were planned.");
         }
-        let Some(first) = self.points.first() else { return page };
+        let first = &self.points[0];
         if let Some(break_even) = &self.break_even {
             let rows: Vec<[Cell; 6]> = self.points.chunks(2).map(pair_cells).collect();
             break_even.table(&mut page, &rows);

@@ -179,6 +179,7 @@ impl Document {
         }
         let remove = |list: &mut Value| list.as_array_mut().map(|list| list.remove(index));
         remove(&mut refits["numbers"]);
+        refits.get_mut("fitted").map(remove);
         refits["draws"].as_array_mut().into_iter().flatten().for_each(|draw| {
             remove(draw);
         });
@@ -227,7 +228,7 @@ mod tests {
         let value = json!({
             "format": "x", "hidden": 4, "blocks": {"count": 2, "default": {"all": {"rank": 8}}},
             "overrides": [{"rank": 3}],
-            "refits": {"numbers": ["a.b", "c"], "draws": [[1, 2], [3, 4]]},
+            "refits": {"numbers": ["a.b", "c"], "fitted": [1, 2], "draws": [[1, 2], [3, 4]]},
         });
         Document { name: "test".into(), value, schema: Value::Null }
     }
@@ -278,7 +279,10 @@ mod tests {
     fn a_number_that_is_set_has_no_draws() {
         let mut document = document();
         document.drop_refits_of("c");
-        assert_eq!(document.value["refits"], json!({"numbers": ["a.b"], "draws": [[1], [3]]}));
+        assert_eq!(
+            document.value["refits"],
+            json!({"numbers": ["a.b"], "fitted": [1], "draws": [[1], [3]]})
+        );
         document.drop_refits_of("a.b");
         assert!(document.value.get("refits").is_none());
     }

@@ -49,6 +49,13 @@ impl HardwareField {
 /// Flags that change the search rather than what is planned.
 const FLAGS_NOT_SWEPT: [&str; 1] = ["time-limit"];
 
+/// Flags in whose place a number of the profile is read where they are not set.
+const FLAGS_IN_PLACE_OF_HARDWARE: [(&str, &str); 3] = [
+    ("memory-limit", "device.memory_bytes"),
+    ("memory-limit", "device.reserve.bytes"),
+    ("price-per-device-hour", "price_per_device_hour"),
+];
+
 /// Names within this edit distance, relative to the length of the name, are suggested.
 const SUGGESTED_DISTANCE: f64 = 0.4;
 
@@ -116,6 +123,18 @@ impl SweepField {
             (SweepField::Rank, SweepField::Model(path)) => is_rank(path),
             _ => self == earlier,
         }
+    }
+
+    /// Flags that leave this field without effect where they are set, in whatever order.
+    pub fn flags_in_its_place(&self) -> impl Iterator<Item = &'static str> {
+        let path = match self {
+            SweepField::Hardware(field) => Some(field.path.clone()),
+            _ => None,
+        };
+        FLAGS_IN_PLACE_OF_HARDWARE
+            .into_iter()
+            .filter(move |(_, replaced)| path.as_deref() == Some(*replaced))
+            .map(|(flag, _)| flag)
     }
 
     /// The name in tables and JSON: the one typed, with underscores.

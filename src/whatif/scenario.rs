@@ -6,10 +6,10 @@ use std::ffi::{OsStr, OsString};
 use narrows_cost_model::{Profile, profile, scale_measurements};
 use narrows_plan::model::{self, Model};
 use narrows_plan::{Defect, json};
-use narrows_planner::{Objective, Request};
+use narrows_planner::{MemoryLimit, Objective, Request};
 use serde_json::Value;
 
-use crate::args::{PlanningArgs, RequestArgs, TrainingRunArgs, flags, set_flag};
+use crate::args::{PlanningArgs, RequestArgs, TrainingRunArgs, flags, set_flag, validate};
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
@@ -85,9 +85,45 @@ impl Scenario {
                 let problem = Problem::new(flag, message);
                 return Err(Failure::input(problem.hint("one --sweep with all values")));
             }
+            if field == SweepField::Rank
+                && let Some(value) = values.iter().find(|value| value.as_u64().is_none())
+            {
+                let message = format!("{value} is not a whole number from 1, as ranks are");
+                return Err(Failure::input(Problem::new(flag, message).hint("rank=32..256*2")));
+            }
             axes.push(SweepAxis { field, values });
         }
+        for axis in &axes {
+            let set = |name: &&str| scenario.sets_flag(name, &axes);
+            if let Some(name) = axis.field.flags_in_its_place().find(set) {
+                let message = format!("`{}` has no effect, because --{name} is set", axis.field);
+                let problem = Problem::new(flag, message);
+                return Err(Failure::input(problem.hint("one of the two")));
+            }
+        }
         Ok((scenario, axes))
+    }
+
+    /// Whether a flag that replaces a number of the profile is set in every point.
+    fn sets_flag(&self, flag: &str, axes: &[SweepAxis]) -> bool {
+        let is_of_flag =
+            |axis: &&SweepAxis| matches!(&axis.field, SweepField::Flag(swept) if swept == flag);
+        match axes.iter().find(is_of_flag) {
+            // With `auto`, the memory of the profile is the limit.
+            Some(axis) => !axis.values.iter().any(|value| text_of(value) == "auto"),
+            None if flag == "memory-limit" => {
+                self.args.request.memory.memory_limit != MemoryLimit::Auto
+            }
+            None => self.training_run.price_per_device_hour.is_some(),
+        }
+    }
+
+    /// Whether a value is the least that its field takes: 1 of a number that counts things.
+    pub fn is_least(&self, field: &SweepField, value: &Value) -> bool {
+        let zero = || self.point(vec![], &[(field.clone(), Value::from(0))]);
+        value.as_u64() == Some(1)
+            && !self.is_continuous(field)
+            && zero().and_then(|point| validate(&point.request)).is_err()
     }
 
     /// Names of all fields, with their help texts or present values.

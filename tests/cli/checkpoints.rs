@@ -157,7 +157,7 @@ fn checkpoints_of_other_runs_are_rejected() {
             format!("{flags} --resume --model cola-60m"),
             "state.json: field `model`: the checkpoint is of",
         ),
-        (files.flags(1) + " --resume", "2 or more, since --steps counts all steps"),
+        (files.flags(1) + " --resume", "more than 2, since --steps counts all steps"),
         (flags.replace("m.jsonl", "other.txt") + " --resume", "line 1: is not a line of metrics"),
         ("run --resume".into(), "--checkpoint-dir"),
         ("run --keep 0 --checkpoint-dir x".into(), "--keep"),

@@ -410,7 +410,10 @@ fn dense_weights_are_factored_with_their_errors() {
     let error = failure(&factor("--rank 64", "wide"), 2);
     assert!(error.contains("hint: --rank 8\n") && !error.contains("layer 0 k"), "{error}");
     let error = failure(&factor("--energy 1.5", "wide"), 2);
-    assert!(error.contains("--energy: is 1.5"), "{error}");
+    assert!(error.contains("--energy: 1.5 is not a share of the energy"), "{error}");
+    let error = failure(&factor("--rank 4", "dense.json/low"), 2);
+    let problem = format!("cannot be written: `{}` is not a folder", at("dense.json"));
+    assert!(error.contains(&problem), "{error}");
     failure(&factor("", "wide"), 2);
     let error = failure(&factor("--rank 4", "wide").replace("weights/llama", "weights/cola"), 2);
     assert!(error.contains("hint: --model is "), "{error}");

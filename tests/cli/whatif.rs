@@ -59,6 +59,14 @@ fn fields_of_files_are_set() {
     let path = path.to_str().expect("a path");
     let fixed = "--model cola-60m --devices 2 --tensor 2 --sequence-length 512";
     let expected = json(&format!("plan {fixed} --hardware {path}"));
+    // A number that was fitted is certain once it is set, in the file as in a sweep.
+    profile["gemm"]["efficiency_max"] = json!(0.8);
+    fs::write(path, profile.to_string()).expect("a file");
+    let edited = json(&format!("plan {fixed} --hardware {path}"));
+    let swept = json(&format!(
+        "whatif {fixed} --sweep hardware.links.intra_node.bandwidth_gbps=50 --sweep hardware.gemm.efficiency_max=0.8"
+    ));
+    assert_eq!(swept["points"][0]["prediction"], edited["prediction"]);
     let sweep =
         json(&format!("whatif {fixed} --sweep hardware.links.intra_node.bandwidth_gbps=50,300"));
     assert_eq!(
@@ -165,6 +173,10 @@ fn values_that_satisfy_a_condition_are_found() {
     let text = String::from_utf8_lossy(&output.get_output().stdout).replace("\n  ", " ");
     assert!(text.contains(": 64, the end of the range; a larger one may do too."), "{text}");
 
+    let output = command("fits", "rank=1,2").assert().success();
+    let text = String::from_utf8_lossy(&output.get_output().stdout).replace("\n  ", " ");
+    assert!(text.contains("Smallest rank with a plan that fits: 1. All 2 values"), "{text}");
+
     let output = command("step_time_s < 1e-9", "rank=32,64").assert().code(1);
     let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(message.contains("no planned value of `rank`"), "{message}");
@@ -181,6 +193,13 @@ fn values_that_satisfy_a_condition_are_found() {
     }
     failure("whatif --model cola-60m --until fits", 2);
     failure("whatif --model cola-60m --vary rank=8", 2);
+}
+
+/// Without a difference, the first point is the answer, since later ones cost more.
+#[test]
+fn the_first_of_equal_points_is_named() {
+    let text = stdout(&format!("{SMALL} --sweep price_per_device_hour=2,3 --tokens 1e9"));
+    assert!(text.replace("\n  ", " ").contains("tokens/s, at price_per_device_hour 2."), "{text}");
 }
 
 #[test]
@@ -276,7 +295,7 @@ fn bad_sweeps_are_located() {
         ("--sweep rank=0", "must be at least 1\n  hint: rank=0 was set; `narrows whatif --list`"),
         (
             "--sweep rank=abc",
-            "expected a whole number from 0, found \"abc\"\n  hint: rank=abc was set",
+            "--sweep: \"abc\" is not a whole number from 1, as ranks are\n  hint: rank=32..256*2",
         ),
         ("--sweep hardware.device.memory_bytes=-1", "expected a whole number from 0, found -1\n"),
         ("--sweep hardware.device.memory_gib=-4", "hint: hardware.device.memory_gib=-4 was set"),
@@ -300,6 +319,18 @@ fn bad_sweeps_are_located() {
         ("--sweep devices=1,1 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1,2 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1 --sweep devices=2", "swept twice"),
+        (
+            "--sweep memory_limit=40GiB,60GiB --sweep hardware.device.memory_gib=40,80",
+            "`hardware.device.memory_gib` has no effect, because --memory-limit is set\n  hint: one of the two",
+        ),
+        (
+            "--memory-limit 40GiB --sweep hardware.device.memory_gib=40,80",
+            "`hardware.device.memory_gib` has no effect, because --memory-limit is set",
+        ),
+        (
+            "--tokens 1e9 --sweep hardware.price_per_device_hour=1,2 --sweep price_per_device_hour=1",
+            "`hardware.price_per_device_hour` has no effect, because --price-per-device-hour is set",
+        ),
         ("--sweep devices=1 --csv no/such/folder.csv", "cannot be written"),
         ("--sweep zero=off,1 --plot x.svg", "no swept field has two or more numbers"),
         (

@@ -145,13 +145,14 @@ impl Profile {
 }
 
 /// Fields besides provenance that no step time depends on.
-const UNPRICED: [&str; 6] = [
+const UNPRICED: [&str; 7] = [
     "name",
     "description",
     "price_per_device_hour",
     "host",
     "measured.machine",
     "measured.repeatability",
+    "refits.fitted",
 ];
 
 /// Fields besides [`UNPRICED`] that no price of a kernel within a node depends on.

@@ -139,14 +139,24 @@ impl ProfileFile {
     }
 
     /// This file with the parameters of each bootstrap refit in place of its own, in the order of the draws. Empty
-    /// for a file without refits.
+    /// for a file without refits. Parameters that were set after the fit keep their values, which are given and not uncertain.
     pub fn refitted(&self) -> Vec<ProfileFile> {
         let Some(refits) = &self.refits else { return vec![] };
-        let base = ProfileFile { refits: None, measured: None, ..self.clone() };
+        let mut base = ProfileFile { refits: None, measured: None, ..self.clone() };
+        let as_fitted: Vec<bool> = (0..refits.parameters.len())
+            .map(|index| {
+                let present = *base.parameter_mut(refits.parameters[index]);
+                refits.fitted.get(index).is_none_or(|fitted| *fitted == present)
+            })
+            .collect();
         let refit = |draw: &Vec<f64>| {
             let mut file = base.clone();
-            for (parameter, value) in refits.parameters.iter().zip(draw) {
-                *file.parameter_mut(*parameter) = *value;
+            for ((parameter, value), is_fitted) in
+                refits.parameters.iter().zip(draw).zip(&as_fitted)
+            {
+                if *is_fitted {
+                    *file.parameter_mut(*parameter) = *value;
+                }
             }
             file
         };

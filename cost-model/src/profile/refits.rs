@@ -15,6 +15,10 @@ pub struct BootstrapRefits {
     /// The fitted parameters, serialized as their paths.
     #[serde(rename = "numbers")]
     pub parameters: Vec<FittedParameter>,
+    /// Values of the parameters by the fit. A parameter with another value was set afterwards, so that its draws say nothing
+    /// about it. Absent where all of them are as fitted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fitted: Vec<f64>,
     /// Values of the parameters: one list for each draw.
     pub draws: Vec<Vec<f64>>,
     /// The kernels that were measured, once each.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 
-use narrows_plan::{DType, Defect, Defects, Kernel, short_number};
+use narrows_plan::{DType, Defect, Defects, Kernel, is_display_control, short_number};
 
 use super::checked::Profile;
 use super::executors::ExecutorSpecs;
@@ -131,7 +131,7 @@ impl ProfileValidator {
 
     /// Checks that text is safe to print on a terminal.
     fn printable(&mut self, field: &str, text: &str) {
-        if text.chars().any(char::is_control) {
+        if text.chars().any(is_display_control) {
             self.defect(field, "contains a control character or a line break".into());
         }
     }
@@ -388,6 +388,10 @@ impl ProfileValidator {
                 let problem = format!("{count} {name}: give 1 to {max}");
                 self.defect(&format!("refits.{name}"), problem);
             }
+        }
+        let (fitted, parameters) = (refits.fitted.len(), refits.parameters.len());
+        if fitted != 0 && fitted != parameters {
+            self.defect("refits.fitted", format!("{fitted} values for {parameters} numbers"));
         }
         for (index, draw) in refits.draws.iter().enumerate() {
             if draw.len() != refits.parameters.len() {

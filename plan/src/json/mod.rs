@@ -35,7 +35,7 @@ pub fn read_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Defect> {
         let path = error.path().to_string();
         // serde_path_to_error writes the document itself as ".", and a name that is not complete as "?".
         let path = path.trim_end_matches('?');
-        let field = path.strip_suffix('.').unwrap_or(path).to_owned();
+        let field = cut_in_the_middle(path.strip_suffix('.').unwrap_or(path));
         // In a text that is JSON, this error of syntax is serde's answer to an enum of another type.
         let is_of_enum = error.inner().to_string().starts_with("expected value ")
             && serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
@@ -46,6 +46,20 @@ pub fn read_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Defect> {
     })?;
     deserializer.end().map_err(|error| words::defect(String::new(), &error))?;
     Ok(value)
+}
+
+/// Longest path that a message shows, in characters.
+const PATH_MAX: usize = 160;
+
+/// A path with its first and its last characters, where it is longer than a message shows, as that of deeply nested lists.
+fn cut_in_the_middle(path: &str) -> String {
+    let count = path.chars().count();
+    if count <= PATH_MAX {
+        return path.to_owned();
+    }
+    let first: String = path.chars().take(PATH_MAX / 2).collect();
+    let last: String = path.chars().skip(count - PATH_MAX / 2).collect();
+    format!("{first}…{last}")
 }
 
 /// A problem without the line and column that [`read`] adds, for texts that no user wrote.
@@ -68,12 +82,11 @@ pub fn defect_of_line(error: &serde_json::Error) -> Defect {
 ///
 /// # Errors
 /// A repeated key, or an error of a value.
-pub(crate) fn without_repeated_keys<'de, D, T>(
-    deserializer: D,
-) -> Result<IndexMap<String, T>, D::Error>
+pub fn without_repeated_keys<'de, D, T, M>(deserializer: D) -> Result<M, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
+    M: FromIterator<(String, T)>,
 {
     struct UniqueKeys<T>(PhantomData<T>);
     impl<'de, T: Deserialize<'de>> Visitor<'de> for UniqueKeys<T> {
@@ -94,7 +107,7 @@ where
             Ok(unique)
         }
     }
-    deserializer.deserialize_map(UniqueKeys(PhantomData))
+    deserializer.deserialize_map(UniqueKeys(PhantomData)).map(M::from_iter)
 }
 
 #[cfg(test)]
@@ -113,6 +126,8 @@ mod tests {
         assert_eq!(field("[]"), "");
         assert_eq!(field("{"), "");
         assert_eq!(field(r#"{"items": []} {}"#), "");
+        let deep = read::<serde_json::Value>(&"[".repeat(1000)).unwrap_err().field;
+        assert_eq!(deep, format!("{}…{}", &"[0]".repeat(60)[..80], &"[0]".repeat(60)[100..]));
         assert!(read::<Outer>("\u{feff}{\"items\": []}").is_ok());
     }
 }

@@ -95,14 +95,21 @@ impl RunState {
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HyperParameters {
+    #[serde(deserialize_with = "non_negative")]
     peak_learning_rate: ExactF64,
     warm_up_steps: u64,
     total_steps: u64,
+    #[serde(deserialize_with = "non_negative")]
     final_fraction: ExactF64,
+    #[serde(deserialize_with = "below_one")]
     beta1: ExactF64,
+    #[serde(deserialize_with = "below_one")]
     beta2: ExactF64,
+    #[serde(deserialize_with = "non_negative")]
     epsilon: ExactF64,
+    #[serde(deserialize_with = "non_negative")]
     weight_decay: ExactF64,
+    #[serde(deserialize_with = "positive_or_infinite")]
     clip_norm: ExactF64,
     // Fields that earlier versions did not write are absent where they have the value of those versions.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -204,7 +211,7 @@ impl Serialize for ExactF64 {
 impl<'de> Deserialize<'de> for ExactF64 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ExactF64, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a number, or \"inf\", \"-inf\" or \"NaN\"")]
+        #[serde(untagged, expecting = "expected a number, \"inf\", \"-inf\" or \"NaN\"")]
         enum ExactF64Json {
             Number(f64),
             Text(String),
@@ -215,6 +222,59 @@ impl<'de> Deserialize<'de> for ExactF64 {
                 .parse()
                 .map(ExactF64)
                 .map_err(|_| D::Error::custom(format!("`{text}` is not a number"))),
+        }
+    }
+}
+
+/// A number for which `is_valid`, which `expected` says in words.
+fn in_range<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    is_valid: impl Fn(f64) -> bool,
+    expected: &str,
+) -> Result<ExactF64, D::Error> {
+    let number = ExactF64::deserialize(deserializer)?;
+    match is_valid(number.0) {
+        true => Ok(number),
+        false => Err(D::Error::custom(format!("expected {expected}, found {}", number.0))),
+    }
+}
+
+fn non_negative<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ExactF64, D::Error> {
+    in_range(deserializer, |number| (0.0..f64::INFINITY).contains(&number), "a non-negative number")
+}
+
+fn below_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ExactF64, D::Error> {
+    in_range(deserializer, |number| (0.0..1.0).contains(&number), "a number from 0 to below 1")
+}
+
+fn positive_or_infinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ExactF64, D::Error> {
+    in_range(deserializer, |number| number > 0.0, "a number above 0 or \"inf\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn hyper_parameters_outside_the_ranges_of_their_flags_are_refused() {
+        let optimizer = Optimizer { clip_norm: f64::INFINITY, ..Optimizer::new(1e-3, 1, 4) };
+        let written = serde_json::to_value(HyperParameters::of(&optimizer)).expect("JSON");
+        let read = |value: Value| serde_json::from_value::<HyperParameters>(value);
+        assert_eq!(read(written.clone()).expect("as written").to_optimizer(), optimizer);
+        for (field, value, message) in [
+            ("peak_learning_rate", json!(-1), "expected a non-negative number, found -1"),
+            ("beta1", json!(1), "expected a number from 0 to below 1, found 1"),
+            ("beta2", json!(3), "expected a number from 0 to below 1, found 3"),
+            ("epsilon", json!("inf"), "expected a non-negative number, found inf"),
+            ("clip_norm", json!("nan"), "expected a number above 0 or \"inf\", found NaN"),
+            ("clip_norm", json!([1]), "expected a number, \"inf\", \"-inf\" or \"NaN\""),
+        ] {
+            let mut edited = written.clone();
+            edited[field] = value;
+            let error = read(edited).err().expect("a refused value").to_string();
+            assert_eq!(error, message, "{field}");
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use narrows_plan::printable;
+
 /// An error that ends a run of many processes, as one of them sees it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub struct ClusterError {
@@ -194,15 +196,10 @@ const EXCERPT_CHARS_MAX: usize = 1000;
 /// A text of another process, fit to be printed: characters that control a terminal or the direction of text are escaped, and a
 /// long text is cut.
 pub fn excerpt(text: &str) -> String {
-    let changes_direction = |c: char| matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let escape = |c: char| match c {
-        '\n' => c.to_string(),
-        c if c.is_control() || changes_direction(c) => c.escape_default().to_string(),
-        c => c.to_string(),
-    };
-    let shown: String = text.chars().take(EXCERPT_CHARS_MAX).map(escape).collect();
-    let is_cut = text.chars().nth(EXCERPT_CHARS_MAX).is_some();
-    if is_cut { shown + "…" } else { shown }
+    match text.char_indices().nth(EXCERPT_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", printable(&text[..end])),
+        None => printable(text).into_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -242,8 +242,131 @@ fn paths_without_weights_are_refused() {
     refused(&at("long.safetensors"), "its header would have");
     fs::write(at("text.safetensors"), "\x04\0\0\0\0\0\0\0{{{{").unwrap();
     refused(&at("text.safetensors"), "is not a safetensors file");
+    let header = r#"{"a": {"dtype": 7, "shape": [], "data_offsets": [0, 0]}}"#;
+    fs::write(at("untyped.safetensors"), file_of(header, 0)).unwrap();
+    refused(
+        &at("untyped.safetensors"),
+        "safetensors file: a: dtype: expected a name, or an object",
+    );
     fs::write(at("model.safetensors.index.json"), r#"{"weight_map": {"a": "../b"}}"#).unwrap();
     refused(folder.path(), "`../b`, which is not a file of its folder");
+}
+
+/// A safetensors file with this header and as many bytes of data.
+fn file_of(header: &str, data_bytes: usize) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; data_bytes]].concat()
+}
+
+/// The format permits neither gaps nor overlaps nor data after the last tensor, and a reader that takes the first of two
+/// equal names reads another tensor than one that takes the last.
+#[test]
+fn files_whose_header_contradicts_their_data_are_refused() {
+    let model = presets::find("cola-tiny").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let tensor = |name: &str, elements: u64, start: u64, end: u64| {
+        format!(
+            r#""{name}": {{"dtype": "F32", "shape": [{elements}], "data_offsets": [{start}, {end}]}}"#
+        )
+    };
+    for (tensors, data_bytes, words) in [
+        ([tensor("a", 1, 0, 4), tensor("b", 1, 4, 8)], 8, "is not a tensor of cola-tiny"),
+        (
+            [tensor("a", 1, 0, 4), tensor("b", 1, 4, 8)],
+            9,
+            "b: is the last tensor, and the file has 1 byte after",
+        ),
+        (
+            [tensor("a", 1, 0, 4), tensor("b", 1, 4, 8)],
+            7,
+            "b: ends at byte 8 of the data, and the file has 7",
+        ),
+        (
+            [tensor("a", 1, 0, 4), tensor("b", 1, 8, 12)],
+            12,
+            "b: begins at byte 8 of the data, and the tensor before",
+        ),
+        (
+            [tensor("a", 2, 0, 8), tensor("b", 1, 4, 8)],
+            8,
+            "b: begins at byte 4 of the data, within the tensor",
+        ),
+        (
+            [tensor("a", 1, 0, 4), tensor("b", 2, 4, 8)],
+            8,
+            "b: has the offsets (4, 8), and another size by its shape",
+        ),
+        ([tensor("a", 1, 4, 8), tensor("a", 1, 0, 4)], 4, "key `a` is repeated"),
+        ([tensor("a", 1, 0, 4), tensor("a", 1, 0, 4)], 4, "key `a` is repeated"),
+    ] {
+        fs::write(&file, file_of(&format!("{{{}}}", tensors.join(", ")), data_bytes)).unwrap();
+        let error = import_weights(&file, &model).unwrap_err().to_string();
+        assert!(error.starts_with(&file.display().to_string()), "{error}");
+        assert!(error.contains(words), "{words}\n{error}");
+    }
+}
+
+#[test]
+fn an_index_that_contradicts_its_files_is_refused() {
+    let model = model_of(SILU, "plain", 4, false);
+    let weights = random_weights(&model, 9);
+    let folder = tempfile::tempdir().unwrap();
+    let whole = write_weights(folder.path(), &model, &weights, WeightFormat::HuggingFace).unwrap();
+    let bytes = fs::read(&whole).unwrap();
+    fs::remove_file(&whole).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut weight_map: BTreeMap<&str, &str> = BTreeMap::new();
+    for (file, is_norm) in [("norms.safetensors", true), ("matrices.safetensors", false)] {
+        let of_file = || tensors.iter().filter(|(name, _)| name.contains("norm") == is_norm);
+        safetensors::serialize_to_file(of_file(), None, &folder.path().join(file)).unwrap();
+        weight_map.extend(
+            tensors
+                .names()
+                .into_iter()
+                .filter(|name| name.contains("norm") == is_norm)
+                .map(|name| (name, file)),
+        );
+    }
+    let import = |index: &str| {
+        let text = format!(r#"{{"weight_map": {index}}}"#);
+        fs::write(folder.path().join("model.safetensors.index.json"), text).unwrap();
+        import_weights(folder.path(), &model)
+    };
+    let text = |map: &BTreeMap<&str, &str>| serde_json::to_string(map).unwrap();
+    assert_eq!(import(&text(&weight_map)).unwrap().weights, weights);
+    const NORM: &str = "model.norm.weight";
+    let with = |name, file| {
+        let mut map = weight_map.clone();
+        map.insert(name, file);
+        text(&map)
+    };
+    let unlisted = {
+        let mut map = weight_map.clone();
+        map.remove(NORM);
+        text(&map)
+    };
+    let twice =
+        text(&weight_map).replacen('{', r#"{"model.norm.weight": "matrices.safetensors", "#, 1);
+    for (index, words) in [
+        (
+            with(NORM, "matrices.safetensors"),
+            "model.norm.weight: is not in matrices.safetensors, where the index has it",
+        ),
+        (
+            with(NORM, "matrices.safetensors"),
+            "model.norm.weight: is in norms.safetensors, and the index has it in matrices",
+        ),
+        (
+            with("absent", "norms.safetensors"),
+            "absent: is not in norms.safetensors, where the index has it",
+        ),
+        (unlisted, "model.norm.weight: is in norms.safetensors, and not in the index"),
+        (twice, "weight_map: key `model.norm.weight` is repeated"),
+    ] {
+        let error = import(&index).unwrap_err().to_string();
+        assert!(error.contains("model.safetensors.index.json"), "{error}");
+        assert!(error.contains(words), "{words}\n{error}");
+    }
 }
 
 /// Factors of finite weights have no product in f32 where it is too large.

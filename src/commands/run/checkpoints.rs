@@ -137,8 +137,13 @@ impl<'a> CheckpointKeeper<'a> {
         let resumed = found.resume(trainer, self.model);
         let loaded = resumed.map_err(|error| resume_failure(&path, error))?;
         if loaded.step > steps {
-            let message = format!("{} is already of step {}", path.display(), loaded.step);
-            let hint = format!("{} or more, since --steps counts all steps", loaded.step);
+            let message = format!(
+                "{steps} is too few: the checkpoint {} is at step {}",
+                path.display(),
+                loaded.step
+            );
+            let hint =
+                format!("more than {}, since --steps counts all steps of the run", loaded.step);
             return Err(Failure::input(Problem::new("--steps", message).hint(hint)));
         }
         require_same_moments(&path, &loaded, trainer)?;

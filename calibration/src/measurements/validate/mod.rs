@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use narrows_plan::strategy::NormRule;
-use narrows_plan::{Defect, Defects, Mesh, short_number};
+use narrows_plan::{Defect, Defects, Mesh, is_display_control, short_number};
 
 use super::file::{
     KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, MeasurementsFile, NormRun,
@@ -112,7 +112,7 @@ impl MeasurementValidator {
         if text.trim().is_empty() && !may_be_empty {
             self.defect(field, "is empty".into());
         }
-        if text.chars().any(char::is_control) {
+        if text.chars().any(is_display_control) {
             self.defect(field, "contains a control character or a line break".into());
         }
     }
