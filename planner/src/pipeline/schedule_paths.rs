@@ -127,20 +127,17 @@ impl<'a> SchedulePaths<'a> {
             (!longer.gathers || self.possible.gathers)
                 && (!longer.reductions || self.possible.reductions)
         };
-        let with_later = |longer| {
-            let case =
-                move |later: &HiddenGathers| PathCase { begin: 0, longer, later_gathers: *later };
-            later.iter().map(case)
-        };
-        let possible = CASES.into_iter().filter(is_possible);
-        let at_later = |begin: usize| {
-            let longer = possible.clone().filter(|longer| longer.gathers);
-            let later_gathers = HiddenGathers::All;
-            longer.map(move |longer| PathCase { begin, longer, later_gathers })
-        };
-        let last = if self.context.gathers_in_forward() { path.first_forward } else { 0 };
-        let at_later = (1..=last).flat_map(at_later);
-        possible.clone().flat_map(with_later).chain(at_later).collect()
+        let last_begin = if self.context.gathers_in_forward() { path.first_forward } else { 0 };
+        let mut cases = vec![];
+        for longer in CASES.into_iter().filter(is_possible) {
+            let first = |later_gathers| PathCase { begin: 0, longer, later_gathers };
+            cases.extend(later.iter().copied().map(first));
+            if longer.gathers {
+                let at = |begin| PathCase { begin, longer, later_gathers: HiddenGathers::All };
+                cases.extend((1..=last_begin).map(at));
+            }
+        }
+        cases
     }
 
     /// The weights of a path in a case.
