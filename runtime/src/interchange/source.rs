@@ -55,7 +55,7 @@ impl WeightSource {
         if !path.is_dir() {
             match path.extension().is_some_and(|extension| extension == "json") {
                 true => source.add_index(path)?,
-                false => drop(source.add_file(path)?),
+                false => source.add_file(path)?,
             }
         } else if path.join(INDEX).exists() {
             source.add_index(&path.join(INDEX))?;
@@ -116,17 +116,15 @@ impl WeightSource {
         Ok(whole)
     }
 
-    /// Adds the tensors of a file. Returns their names.
-    fn add_file(&mut self, path: &Path) -> Result<BTreeSet<String>, WeightsError> {
+    fn add_file(&mut self, path: &Path) -> Result<(), WeightsError> {
         let file = SafetensorsFile::open(path)?;
-        let names = file.metadata.tensors().into_keys().collect();
         for (name, info) in file.metadata.tensors() {
             let shape = info.shape.iter().map(|size| *size as u64).collect();
             let piece = Piece { file: self.files.len(), name: name.clone(), slices: None };
             self.tensors.insert(name, SourceTensor { shape, pieces: vec![piece] });
         }
         self.files.push(file);
-        Ok(names)
+        Ok(())
     }
 
     fn add_index(&mut self, path: &Path) -> Result<(), WeightsError> {
@@ -136,7 +134,7 @@ impl WeightSource {
             WeightsError::of_file(path, problem, "an index with a `weight_map`")
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let mut defects = Defects::default();
+        let mut present = BTreeSet::new();
         for file in weight_map.values().collect::<BTreeSet<_>>() {
             let within = Path::new(file).components();
             if !within.into_iter().all(|part| matches!(part, Component::Normal(_))) {
@@ -147,21 +145,22 @@ impl WeightSource {
                     "names of files beside the index",
                 ));
             }
-            let names = self.add_file(&folder.join(file))?;
-            for (name, _) in weight_map.iter().filter(|(_, listed)| *listed == file) {
-                if !names.contains(name) {
-                    let problem = format!("is not in {file}, where the index has it");
-                    defects.push(Defect::new(name, problem));
-                }
-            }
-            for name in names {
-                let problem = match weight_map.get(&name) {
-                    Some(listed) if listed == file => continue,
-                    Some(listed) => format!("is in {file}, and the index has it in {listed}"),
-                    None => format!("is in {file}, and not in the index"),
-                };
-                defects.push(Defect::new(name, problem));
-            }
+            self.add_file(&folder.join(file))?;
+            let tensors = self.files.last().map(|file| file.metadata.tensors());
+            present.extend(tensors.into_iter().flatten().map(|(name, _)| (name, file.clone())));
+        }
+        let listed: BTreeSet<(String, String)> = weight_map.clone().into_iter().collect();
+        let mut defects = Defects::default();
+        for (name, file) in listed.difference(&present) {
+            let problem = format!("is not in {file}, where the index has it");
+            defects.push(Defect::new(name, problem));
+        }
+        for (name, file) in present.difference(&listed) {
+            let problem = match weight_map.get(name) {
+                Some(listed) => format!("is in {file}, and the index has it in {listed}"),
+                None => format!("is in {file}, and not in the index"),
+            };
+            defects.push(Defect::new(name, problem));
         }
         defects.into_result(()).map_err(|defects| WeightsError::new(path, defects))
     }
