@@ -15,7 +15,9 @@ use crate::progress;
 use crate::report::{self, FieldListReport, SolutionReport, WhatIfReport, write_documents};
 use crate::search_defects::SearchDefects;
 use crate::signals::stop_on_signals;
-use crate::whatif::{Condition, Extreme, Point, PointOutcome, SweepAxis, plan_points, solve};
+use crate::whatif::{
+    Condition, Extreme, Point, PointOutcome, Scenario, SweepAxis, plan_points, solve,
+};
 
 /// Plans all points, writes the rows, reports.
 pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
@@ -52,11 +54,8 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     let (outcomes, solution) = match &until {
         None => (plan(&points.iter().collect::<Vec<_>>()), None),
         Some((condition, extreme)) => {
-            let (outcomes, mut solution) =
-                search_value(&axes[0], &points, (condition, *extreme), plan);
-            let is_least = |value| scenario.is_least(&axes[0].field, value);
-            solution.is_range_end &=
-                *extreme == Extreme::Largest || !solution.value.as_ref().is_some_and(is_least);
+            let (outcomes, solution) =
+                search_value(&scenario, &axes[0], &points, (condition, *extreme), plan);
             (outcomes, Some(solution))
         }
     };
@@ -91,6 +90,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
 
 /// Plans values of the field until its smallest or largest one that satisfies the condition is known.
 fn search_value(
+    scenario: &Scenario,
     axis: &SweepAxis,
     points: &[Point],
     (condition, extreme): (&Condition, Extreme),
@@ -118,9 +118,9 @@ fn search_value(
         }
         holds
     });
-    let last = match extreme {
-        Extreme::Smallest => 0,
-        Extreme::Largest => points.len().saturating_sub(1),
+    let is_range_end = |index: usize| match extreme {
+        Extreme::Smallest => index == 0 && !scenario.is_least(&axis.field, &axis.values[index]),
+        Extreme::Largest => index + 1 == points.len(),
     };
     let found = found.filter(|_| !is_stopped).map(|at| valid[at]);
     let solution = SolutionReport {
@@ -128,7 +128,7 @@ fn search_value(
         field: axis.field.name(),
         extreme,
         value: found.map(|index| axis.values[index].clone()),
-        is_range_end: found == Some(last),
+        is_range_end: found.is_some_and(is_range_end),
         method,
         values_total: valid.len(),
         values_planned,
