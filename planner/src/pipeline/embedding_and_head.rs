@@ -27,11 +27,10 @@ pub(crate) struct EmbeddingAndHead {
     pub bound: Seconds,
 }
 
-/// Microbatches whose activations the head keeps while the blocks of the last stage keep most: with 1F1B one, as its backward pass
-/// follows its forward pass at once, and the blocks have no later microbatch. Other schedules are not counted.
+/// Microbatches whose activations the head keeps while the blocks of the last stage keep most: those of a pass, whose backward pass
+/// follows the forward pass at once with every schedule. The blocks then keep what they have of these and of other microbatches.
 fn head_in_flight(context: &Context) -> InFlight {
-    let is_1f1b = context.schedule == PipelineSchedule::OneForwardOneBackward;
-    InFlight { kept: u64::from(is_1f1b), deferred: 0 }
+    InFlight { kept: context.pass_microbatches(), deferred: 0 }
 }
 
 impl EmbeddingAndHead {
