@@ -91,6 +91,11 @@ impl WorkingBytes {
         }
     }
 
+    /// Bytes at the fullest of the instructions of a backward pass that are counted.
+    pub fn at_fullest(&self) -> Bytes {
+        self.at_fullest
+    }
+
     /// Working sets of a pipeline of one stage with this many blocks, whose head needs at least `of_head`; the first one leaves
     /// out no block.
     pub fn of_stage(self, context: &Context, blocks: u64, of_head: Bytes) -> Vec<WorkingSet> {

@@ -7,8 +7,8 @@
 //!    bisected between the bound and the smallest arena.
 //! 3. The fastest plan within the least memory found is searched in all contexts.
 //!
-//! The bound is that of step 1. It leaves out the memory that lives only within a pass, so that it rarely meets a plan; the
-//! gap says how much that leaves open.
+//! The bound is that of step 1, with what one block or the head holds during its passes. It leaves out the rest of the memory that
+//! lives only within a pass, so that it rarely meets a plan; the gap says how much that leaves open.
 
 use std::time::Instant;
 

@@ -41,6 +41,11 @@ impl ContextSolver<'_> {
                 LayoutBound::NoImprovement
             };
             if bound.seconds() < incumbent {
+                let exceeded =
+                    self.exceeded_memory(context, &relaxed.embedding_and_head, incumbent);
+                bound = exceeded.unwrap_or(bound);
+            }
+            if bound.seconds() < incumbent {
                 let sought = [bound.seconds(), incumbent];
                 let limited = self.within_memory(&collectives, context, &relaxed, sought);
                 bound = match limited < incumbent {
@@ -71,6 +76,31 @@ impl ContextSolver<'_> {
         }
         let rooms = self.block_rooms(context, &layout.embedding_and_head);
         collectives.largest_within(&rooms, sought)
+    }
+
+    /// Why no plan of a layout is faster than the incumbent, where they all need more memory than there is.
+    fn exceeded_memory(
+        &self,
+        context: &Context,
+        relaxed: &EmbeddingAndHead,
+        incumbent: f64,
+    ) -> Option<LayoutBound> {
+        if self.request.memory_limit == MemoryLimit::None || self.out_of_time() {
+            return None;
+        }
+        let needed = self.memory_bound(context, relaxed)?;
+        (needed > self.request.arena_limit()).then(|| self.no_room(needed, incumbent))
+    }
+
+    /// The bound of a layout without a plan that fits and is faster than the incumbent, of which all plans need so much memory.
+    fn no_room(&self, needed: Bytes, incumbent: f64) -> LayoutBound {
+        if incumbent.is_finite() {
+            return LayoutBound::NoImprovement;
+        }
+        let limit = self.request.arena_limit();
+        let (stage, evidence) = (None, MemoryEvidence::AllPlans);
+        let needed = needed.max(limit);
+        LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })
     }
 
     /// The relaxed embedding and head of the layout of the fastest.
@@ -165,15 +195,7 @@ impl ContextSolver<'_> {
             Some((_, true)) => LayoutBound::of_division(relaxed.bound),
             Some((Some(bound), _)) => LayoutBound::of_division(bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
-            _ if incumbent.is_finite() => LayoutBound::NoImprovement,
-            _ => {
-                let limit = self.request.arena_limit();
-                let bound = self.memory_bound(context, relaxed).unwrap_or_default();
-                let needed = bound.max(limit);
-                let evidence = MemoryEvidence::AllPlans;
-                let stage = None;
-                LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })
-            }
+            _ => self.no_room(self.memory_bound(context, relaxed).unwrap_or_default(), incumbent),
         }
     }
 }

@@ -196,6 +196,18 @@ impl SegmentSolver<'_> {
         (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
         context: &Context,
     ) -> Vec<WorkingSet> {
+        let blocks = self.layer_shapes().len() as u64;
+        let of_head = self.head_working_bytes((boundary, tied_weight), context);
+        let least = self.block_working_bytes(boundary, context);
+        least.map_or(vec![], |least| least.of_stage(context, blocks, of_head))
+    }
+
+    /// What any block holds during its passes, at least; `None` for models without gated products.
+    pub(crate) fn block_working_bytes(
+        &self,
+        boundary: BoundaryLayout,
+        context: &Context,
+    ) -> Option<WorkingBytes> {
         let of_shape = |shape: usize| {
             let spec = SegmentSpec::block(shape, boundary);
             let of_grouping = |grouping: &Grouping| {
@@ -207,15 +219,21 @@ impl SegmentSolver<'_> {
             of_groupings?.into_iter().reduce(WorkingBytes::min)
         };
         let of_shapes: Option<Vec<WorkingBytes>> = (0..self.shape_count()).map(of_shape).collect();
-        let least = of_shapes.and_then(|all| all.into_iter().reduce(WorkingBytes::min));
-        let blocks = self.layer_shapes().len() as u64;
+        of_shapes?.into_iter().reduce(WorkingBytes::min)
+    }
+
+    /// What the head holds during its backward pass, at least.
+    pub(crate) fn head_working_bytes(
+        &self,
+        (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
+        context: &Context,
+    ) -> Bytes {
         let head = SegmentSpec::embedding_or_head(SegmentKind::Head, boundary, tied_weight);
         let of_grouping = |grouping: &Grouping| {
             let space = &self.prepare(head, *grouping, context).priced.space;
             WorkingBytes::least_of_head(space, context)
         };
-        let of_head = self.groupings(head).iter().map(of_grouping).min().unwrap_or_default();
-        least.map_or(vec![], |least| least.of_stage(context, blocks, of_head))
+        self.groupings(head).iter().map(of_grouping).min().unwrap_or_default()
     }
 
     fn step_phase_bounds(&self, spec: SegmentSpec, context: &Context) -> StepPhaseBounds {
