@@ -173,7 +173,7 @@ fn explanations_say_what_their_bounds_are_of() {
             ["by their device-seconds", " device-seconds.", "larger bounds of device-seconds"],
         ),
     ] {
-        let request = "--model cola-350m --devices 4 --global-batch 8";
+        let request = "--model llama-60m --devices 6 --global-batch 24 --sequence-length 2048";
         let text = stdout(&format!("explain {request} --objective {objective}"));
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let missing: Vec<&&str> = parts.iter().filter(|part| !text.contains(**part)).collect();
