@@ -225,8 +225,7 @@ impl ContextSolver<'_> {
         Some(smallest_division(context, embedding_and_head, shapes.len(), &bytes, &working)?.0)
     }
 
-    /// What the stages need at least besides the fewest bytes of their blocks and those of embedding and head, if
-    /// they have blocks.
+    /// Least bytes of each stage besides the fewest of its blocks and those of embedding and head, if it has blocks.
     ///
     /// Where a chunk has several microbatches in flight, each has buffers of its own for what its blocks keep, and what a block
     /// holds during a pass is there as well, apart from what it keeps itself of one microbatch. Averaged over n blocks with the

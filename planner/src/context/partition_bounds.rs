@@ -78,7 +78,7 @@ impl ContextSolver<'_> {
         collectives.largest_within(&rooms, sought)
     }
 
-    /// Why no plan of a layout is faster than the incumbent, where they all need more memory than there is.
+    /// The bound of a layout all of whose plans need more memory than there is; `None` where some may fit.
     fn exceeded_memory(
         &self,
         context: &Context,

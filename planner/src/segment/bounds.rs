@@ -202,7 +202,7 @@ impl SegmentSolver<'_> {
         least.map_or(vec![], |least| least.of_stage(context, blocks, of_head))
     }
 
-    /// What any block holds during its passes, at least; `None` for models without gated products.
+    /// Least bytes that any block holds during its passes; `None` for models without gated products.
     pub(crate) fn block_working_bytes(
         &self,
         boundary: BoundaryLayout,
@@ -222,7 +222,7 @@ impl SegmentSolver<'_> {
         of_shapes?.into_iter().reduce(WorkingBytes::min)
     }
 
-    /// What the head holds during its backward pass, at least.
+    /// Least bytes that the head holds during its backward pass.
     pub(crate) fn head_working_bytes(
         &self,
         (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
