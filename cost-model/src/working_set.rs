@@ -96,6 +96,14 @@ impl WorkingBytes {
         self.at_fullest
     }
 
+    /// Working sets of the last stage of a pipeline, whose head needs at least `of_head`, if it has blocks.
+    pub fn of_last_stage(self, of_head: Bytes) -> Vec<WorkingSet> {
+        vec![
+            WorkingSet { last_blocks: 0, bytes: of_head },
+            WorkingSet { last_blocks: 1, bytes: self.at_fullest },
+        ]
+    }
+
     /// Working sets of a pipeline of one stage with this many blocks, whose head needs at least `of_head`; the first one leaves
     /// out no block.
     pub fn of_stage(self, context: &Context, blocks: u64, of_head: Bytes) -> Vec<WorkingSet> {

@@ -35,10 +35,7 @@ impl ContextSolver<'_> {
         };
         // Without a limit, sums exceed the range of bytes.
         let all = budgets[0].as_f64();
-        let head =
-            embedding_and_head.head.bytes.resident + embedding_and_head.kept_by_head(context);
-        let head_min = embedding_and_head.head_resident_min(segments, context);
-        let besides_head = all + (head.as_f64() - head_min.as_f64());
+        let besides_head = all + embedding_and_head.freed_by_head(segments, context).as_f64();
         let parameters = match segments.shape_count() {
             1 => segments.block_parameters(),
             _ => segments.block_parameters_min(),

@@ -248,41 +248,39 @@ impl ContextSolver<'_> {
         let Some(working) = segments.block_working_bytes(layouts.0, context) else {
             return vec![Bytes(0); stages];
         };
-        let working = working.at_fullest();
         let resident = evenly_split_bytes(segments.block_parameters_min(), context);
-        let of_stage = |stage: usize| {
-            let largest = |ChunkSolutions { in_flight, of_shapes }: &ChunkSolutions| {
-                let bytes = of_shapes.iter().map(|block| block.bytes.total(*in_flight));
-                bytes.max().unwrap_or_default()
-            };
-            let is_once =
-                |chunk: &&ChunkSolutions| chunk.in_flight.kept == context.pass_microbatches();
-            if chunks[stage].iter().any(|chunk| chunk.in_flight.deferred > 0) {
-                return Bytes(0);
-            }
-            let Some(once) = chunks[stage].iter().rfind(is_once) else {
-                let chunk = &chunks[stage][0];
-                let kept = largest(chunk).saturating_sub(resident).0;
-                return working.saturating_sub(Bytes(kept.div_ceil(chunk.in_flight.kept)));
-            };
-            let largest = largest(once);
+        let largest = |ChunkSolutions { in_flight, of_shapes }: &ChunkSolutions| {
+            let bytes = of_shapes.iter().map(|block| block.bytes.total(*in_flight));
+            bytes.max().unwrap_or_default()
+        };
+        let with_copies = |chunk: &ChunkSolutions| {
+            let kept = largest(chunk).saturating_sub(resident).0;
+            working.at_fullest().saturating_sub(Bytes(kept.div_ceil(chunk.in_flight.kept)))
+        };
+        let on_last_stage = |chunk: &ChunkSolutions| {
+            let of_head = segments.head_working_bytes(layouts, context);
             let sets = match stages {
-                1 => segments.working_sets(layouts, context),
-                _ if stage + 1 < stages => vec![],
-                _ => {
-                    let of_head = segments.head_working_bytes(layouts, context);
-                    let of_head = WorkingSet { last_blocks: 0, bytes: of_head };
-                    vec![of_head, WorkingSet { last_blocks: 1, bytes: working }]
-                }
+                1 => working.of_stage(context, segments.layer_shapes().len() as u64, of_head),
+                _ => working.of_last_stage(of_head),
             };
-            let head =
-                embedding_and_head.head.bytes.resident + embedding_and_head.kept_by_head(context);
-            let head = head.saturating_sub(embedding_and_head.head_resident_min(segments, context));
+            let freed = embedding_and_head.freed_by_head(segments, context);
             let uncounted = |WorkingSet { last_blocks, bytes }| {
                 let needed = resident * last_blocks + bytes;
-                needed.saturating_sub(largest * last_blocks + head)
+                needed.saturating_sub(largest(chunk) * last_blocks + freed)
             };
             sets.into_iter().map(uncounted).max().unwrap_or_default()
+        };
+        let is_once = |chunk: &&ChunkSolutions| chunk.in_flight.kept == context.pass_microbatches();
+        let of_stage = |stage: usize| {
+            let chunks = &chunks[stage];
+            if chunks.iter().any(|chunk| chunk.in_flight.deferred > 0) {
+                return Bytes(0);
+            }
+            match chunks.iter().rfind(is_once) {
+                None => with_copies(&chunks[0]),
+                Some(once) if stage + 1 == stages => on_last_stage(once),
+                Some(_) => Bytes(0),
+            }
         };
         (0..stages).map(of_stage).collect()
     }

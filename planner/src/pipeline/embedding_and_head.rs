@@ -139,10 +139,12 @@ impl EmbeddingAndHead {
         self.head.bytes.kept * head_in_flight(context).kept
     }
 
-    /// Least bytes of weights and optimizer states of a head with these layouts.
-    pub(crate) fn head_resident_min(&self, segments: &SegmentSolver, context: &Context) -> Bytes {
+    /// Bytes of the head at most that the last stage counts while the blocks keep most, and does not need once the head's backward
+    /// pass has ended: all but the least weights and optimizer states of a head with these layouts.
+    pub(crate) fn freed_by_head(&self, segments: &SegmentSolver, context: &Context) -> Bytes {
         let smallest = self.vertices(segments, context, SegmentKind::Head, InFlight::default());
-        smallest.last().map_or(Bytes(0), |head| head.bytes.resident)
+        let resident_min = smallest.last().map_or(Bytes(0), |head| head.bytes.resident);
+        (self.head.bytes.resident + self.kept_by_head(context)).saturating_sub(resident_min)
     }
 
     /// The smallest embedding with the head that is smallest while the blocks keep most, and with that which is smallest during
