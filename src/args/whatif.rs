@@ -227,6 +227,7 @@ fn break_even_values(
         return Err(Failure::input(problem(format!("`{text}` has no `=`")).hint(hint)));
     };
     let field = scenario.field(name.trim()).map_err(in_flag)?;
+    scenario.confirm_effect(&field, &[]).map_err(in_flag)?;
     if let Some(range) = parse_range(values) {
         if scenario.is_continuous(&field) {
             return Ok((field, BreakEvenValues::Range(range)));

@@ -267,7 +267,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, objective: Objective, deta
         meshes.iter().filter(move |row| detail == Detail::Summary && predicate(&row.outcome))
     };
     let count = |predicate| summarised(predicate).count() as u64;
-    let [low, high] = bound_range(summarised(is_pruned), objective);
+    let bounds = bound_range(summarised(is_pruned), objective);
     let [not_improved, larger_bounds] = match objective {
         Objective::StepTime => ["searched without finding a faster plan", "larger bounds"],
         Objective::Memory => {
@@ -286,7 +286,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, objective: Objective, deta
         }
     };
     for (meshes, reason) in [
-        (count(is_pruned), format!("ruled out by bounds of {low} to {high}")),
+        (count(is_pruned), format!("ruled out by {bounds}")),
         (count(is_not_improved), not_improved.into()),
         (count(is_not_reached), "not reached in time".into()),
         (explanation.meshes_not_listed as u64, format!("not listed, with {larger_bounds}")),
@@ -314,8 +314,8 @@ fn overlap_words(row: &MeshRow) -> String {
     .to_owned()
 }
 
-/// The least and the largest bound of meshes, in the unit of the objective.
-fn bound_range<'a>(meshes: impl Iterator<Item = &'a MeshRow>, objective: Objective) -> [String; 2] {
+/// The least and the largest bound of meshes in words, in the unit of the objective.
+fn bound_range<'a>(meshes: impl Iterator<Item = &'a MeshRow>, objective: Objective) -> String {
     let bound = |row: &MeshRow| match objective {
         Objective::Cost => row.bound_s.map(|seconds| seconds * row.mesh.devices() as f64),
         Objective::StepTime | Objective::Memory => row.bound_s,
@@ -326,7 +326,12 @@ fn bound_range<'a>(meshes: impl Iterator<Item = &'a MeshRow>, objective: Objecti
         Objective::Cost => format!("{} device-seconds", short(bound)),
         Objective::StepTime | Objective::Memory => Seconds(bound).to_string(),
     };
-    [bounds.first(), bounds.last()].map(|bound| bound.map_or(String::new(), |bound| text(*bound)))
+    let [low, high] = [bounds.first(), bounds.last()].map(|bound| bound.map(|bound| text(*bound)));
+    match (low, high) {
+        (Some(low), Some(high)) if low != high => format!("bounds of {low} to {high}"),
+        (Some(low), _) => format!("bounds of {low}"),
+        (None, _) => "their bounds".into(),
+    }
 }
 
 /// Legend of the meshes in the table.

@@ -94,14 +94,21 @@ impl Scenario {
             axes.push(SweepAxis { field, values });
         }
         for axis in &axes {
-            let set = |name: &&str| scenario.sets_flag(name, &axes);
-            if let Some(name) = axis.field.flags_in_its_place().find(set) {
-                let message = format!("`{}` has no effect, because --{name} is set", axis.field);
-                let problem = Problem::new(flag, message);
-                return Err(Failure::input(problem.hint("one of the two")));
-            }
+            scenario.confirm_effect(&axis.field, &axes).map_err(|p| Failure::input(p.at(flag)))?;
         }
         Ok((scenario, axes))
+    }
+
+    /// Confirms that no flag replaces the value of a field in every point of a sweep over `axes`.
+    ///
+    /// # Errors
+    /// A flag that is set in place of the field. The problem has no location.
+    pub fn confirm_effect(&self, field: &SweepField, axes: &[SweepAxis]) -> Result<(), Problem> {
+        let set = |name: &&str| self.sets_flag(name, axes);
+        field.flags_in_its_place().find(set).map_or(Ok(()), |name| {
+            let message = format!("`{field}` has no effect, because --{name} is set");
+            Err(Problem::new("", message).hint("one of the two"))
+        })
     }
 
     /// Whether a flag that replaces a number of the profile is set in every point.

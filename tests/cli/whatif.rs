@@ -331,6 +331,10 @@ fn bad_sweeps_are_located() {
             "--tokens 1e9 --sweep hardware.price_per_device_hour=1,2 --sweep price_per_device_hour=1",
             "`hardware.price_per_device_hour` has no effect, because --price-per-device-hour is set",
         ),
+        (
+            "--memory-limit 40GiB --break-even hardware.device.memory_gib=40..80 --between btp,data-parallel",
+            "--break-even: `hardware.device.memory_gib` has no effect, because --memory-limit is set",
+        ),
         ("--sweep devices=1 --csv no/such/folder.csv", "cannot be written"),
         ("--sweep zero=off,1 --plot x.svg", "no swept field has two or more numbers"),
         (

@@ -59,7 +59,8 @@ impl RunHistory {
         self.losses.steps()
     }
 
-    /// Time and breakdown of the step with the median time, which is robust to interruptions. Zero without steps.
+    /// Time and breakdown of the step with the median time, which is robust to interruptions: of the slower of the middle two
+    /// where their number is even. Zero without steps.
     pub fn median(&self) -> (Duration, TimeBreakdown) {
         let mut times: Vec<&(Duration, TimeBreakdown)> = self.times.iter().collect();
         times.sort_by_key(|(time, _)| *time);
