@@ -41,17 +41,16 @@ impl<'a> CollectiveBounds<'a> {
         bounds
     }
 
-    /// The bounds with these overheads of the layouts and these costs of forward passes.
-    pub(super) fn with_forward_costs(
+    /// The bounds with these overheads of the layouts, and these costs of forward passes where there are such.
+    pub(super) fn with_overheads(
         segments: &'a SegmentSolver<'a>,
         context: &'a Context,
         overheads: &PipelineOverheads,
-        costs: ForwardCosts,
+        forward: Option<ForwardCosts>,
     ) -> CollectiveBounds<'a> {
-        let step = CollectiveStep::new(segments, context, overheads.layouts());
-        let step = step.map(|step| step.with_forward_costs(costs));
+        let step = CollectiveStep::with_overheads(segments, context, overheads, forward);
         let mut bounds = CollectiveBounds { step, cases: vec![] };
-        bounds.count_ends(overheads);
+        bounds.find_cases();
         bounds
     }
 
@@ -66,7 +65,7 @@ impl<'a> CollectiveBounds<'a> {
     fn find_cases(&mut self) {
         let Some(step) = &self.step else { return };
         let bound = |longer| Some((step.bound(longer)?, longer));
-        let never = step.has_forward_costs().then_some([Longer::Never; 2]);
+        let never = step.forward_costs().map(|_| [Longer::Never; 2]);
         self.cases = step.cases().into_iter().chain(never).filter_map(bound).collect();
         self.cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     }
@@ -179,10 +178,7 @@ mod tests {
         context: &'a Context,
         layout: &RelaxedLayout,
     ) -> CollectiveBounds<'a> {
-        let layouts = layout.overheads.layouts();
-        let mut bounds = CollectiveBounds::new(segments, context, layouts);
-        bounds.count_ends(&layout.overheads);
-        bounds
+        CollectiveBounds::with_overheads(segments, context, &layout.overheads, None)
     }
 
     /// Collectives take longer than passes where replicas share slow links, with every ZeRO stage. Whichever rules choose the

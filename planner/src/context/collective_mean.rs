@@ -107,7 +107,7 @@ impl<'a, 's> CollectiveMean<'a, 's> {
             let decisions = self.segments.cheapest_decisions(
                 spec,
                 self.context,
-                (&weights, None),
+                (&weights, self.step.forward_costs()),
                 Some((price, in_flight)),
             )?;
             bound += count * decisions.cost;
@@ -115,7 +115,8 @@ impl<'a, 's> CollectiveMean<'a, 's> {
             if known.any(|known| known.decisions.are_those_of(&decisions)) {
                 continue;
             }
-            let times = self.segments.part_times(spec, self.context, &decisions)?;
+            let forward = self.step.forward_costs();
+            let times = self.segments.part_times(spec, self.context, &decisions, forward)?;
             self.known.push(Candidate { part, decisions, times });
         }
         Some(bound)
@@ -153,12 +154,10 @@ impl<'a, 's> CollectiveMean<'a, 's> {
 
 #[cfg(test)]
 mod tests {
-    use crate::context::bound_checks::{HasBound, check_within_memory, for_each_plan};
+    use crate::context::bound_checks::{check_within_memory, for_each_plan};
     use crate::slower_links;
 
     use super::*;
-
-    const HAS_BOUND: HasBound = |context| !context.overlap_microbatch_pairs;
 
     /// Whichever rules choose the decisions, no plan is faster than the mean, which is often larger than all cases.
     #[test]
@@ -166,11 +165,11 @@ mod tests {
         let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
         for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0), ("lax-130m", 4.0)] {
             let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
-            for_each_plan(request, (HAS_BOUND, 3), |solver, context, relaxed, plan| {
-                let layouts = relaxed.overheads.layouts();
-                let mut step =
-                    CollectiveStep::new(solver.segments, context, layouts).expect("one stage");
-                step.count_ends(&relaxed.overheads);
+            for_each_plan(request, (|_| true, 3), |solver, context, relaxed, plan| {
+                let overheads = &relaxed.overheads;
+                let step =
+                    CollectiveStep::with_overheads(solver.segments, context, overheads, None)
+                        .expect("one stage");
                 let cases = step.cases().into_iter().chain([[Longer::Never; 2]]);
                 let largest = cases.filter_map(|of| step.bound(of)).fold(0.0, f64::max);
                 let mut mean = CollectiveMean::new(solver.segments, context, &step, vec![]);
@@ -191,10 +190,16 @@ mod tests {
     /// Within a memory limit, no plan is faster than the mean, which memory raises.
     #[test]
     fn no_plan_within_the_memory_is_faster_than_a_mean_of_its_cases() {
-        let (checked, raised, tightest) =
-            check_within_memory(HAS_BOUND, |solvers, context, ends| {
-                solvers.map(|solver| solver.mean_of_collectives(context, ends, f64::INFINITY))
-            });
+        let (checked, raised, tightest) = check_within_memory(
+            |_| true,
+            |solvers, context, ends| {
+                solvers.map(|solver| {
+                    let relaxed = solver.relaxed_layout(context, ends);
+                    let segments = solver.segments;
+                    solver.mean_of_collectives(segments, context, (&relaxed, None), f64::INFINITY)
+                })
+            },
+        );
         assert!(checked > 30 && raised > 5, "{checked} checked, {raised} raised");
         assert!(tightest < 1.01, "{tightest}");
     }

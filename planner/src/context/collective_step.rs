@@ -181,14 +181,23 @@ impl<'a> CollectiveStep<'a> {
         Some(step)
     }
 
-    /// The same with these costs of forward passes.
-    pub(super) fn with_forward_costs(self, costs: ForwardCosts) -> CollectiveStep<'a> {
-        CollectiveStep { forward_costs: Some(costs), known: RefCell::default(), ..self }
+    /// A step with what its ends add with these overheads of the layouts, and with these costs of forward passes where there are
+    /// such; `None` with several stages.
+    pub(super) fn with_overheads(
+        segments: &'a SegmentSolver,
+        context: &'a Context,
+        overheads: &PipelineOverheads,
+        forward_costs: Option<ForwardCosts>,
+    ) -> Option<CollectiveStep<'a>> {
+        let step = CollectiveStep::new(segments, context, overheads.layouts())?;
+        let mut step = CollectiveStep { forward_costs, known: RefCell::default(), ..step };
+        step.count_ends(overheads);
+        Some(step)
     }
 
-    /// Whether forward passes have other costs than those of the segments.
-    pub(super) fn has_forward_costs(&self) -> bool {
-        self.forward_costs.is_some()
+    /// Costs of forward passes besides those of the segments.
+    pub(super) fn forward_costs(&self) -> Option<&ForwardCosts> {
+        self.forward_costs.as_ref()
     }
 
     /// Counts what the ends of the passes add with these overheads of the same layouts.

@@ -26,6 +26,11 @@ use narrows_plan::{graph::Grouping, strategy::SegmentChoice};
 use crate::segment::SegmentSpec;
 use crate::segment::{ForwardCosts, ForwardNode, ForwardParts};
 
+/// Shares of the way to other weights that are tried.
+const STEPS: [f64; 3] = [0.25, 0.5, 1.0];
+/// Factor by which a step raises the bound at least.
+const GAIN_MIN: f64 = 1.0 + 1e-4;
+
 /// Weights of the computation in each slot of each part, in bounds by collectives that follow (0) and that precede it (1).
 pub(super) type OpWeights = Vec<Vec<[f64; 2]>>;
 
@@ -70,6 +75,7 @@ impl WeightedForward {
         let of_part = |part| divided(part, slowdown);
         let mut parts: Vec<ForwardParts> = parts.into_iter().flat_map(of_part).collect();
         parts.retain(|part| part.cheapest(&part.backward).is_some());
+        parts.iter_mut().for_each(ForwardParts::leave_out_resharded_sums);
         let reach = parts.iter().map(Reach::of).collect();
         WeightedForward { parts, reach, slowdown }
     }
@@ -255,6 +261,34 @@ impl WeightedForward {
         best
     }
 
+    /// The weights with the largest bound on the way from these, with a known bound, towards those that are best for the cheapest
+    /// decisions; `None` where the first step hardly raises the bound.
+    pub(super) fn improved(
+        &self,
+        (known, weights): &(f64, OpWeights),
+        bound: impl Fn(&OpWeights) -> f64,
+    ) -> Option<(f64, OpWeights)> {
+        let best = self.best_for_cheapest(weights);
+        let step = |share: f64| {
+            let tried = weights_between([weights, &best], share);
+            (bound(&tried), tried)
+        };
+        // A concave bound that a short step does not raise is raised by no longer one.
+        let [short, longer @ ..] = STEPS;
+        let mut highest = step(short);
+        if highest.0 <= known * GAIN_MIN {
+            return None;
+        }
+        for share in longer {
+            let next = step(share);
+            if next.0 <= highest.0 {
+                break;
+            }
+            highest = next;
+        }
+        Some(highest)
+    }
+
     /// Raises the weights next to a block of this part, in whichever parts these are, to its own weights there.
     fn raise_neighbours(&self, block: usize, weights: &mut OpWeights) {
         let least = |weights: &[[f64; 2]], side: usize| {
@@ -374,7 +408,7 @@ fn divided(part: ForwardParts, slowdown: OverlapSlowdown) -> Vec<ForwardParts> {
 }
 
 /// Weights between others: those at the begin and a share of the way to those at the end.
-pub(super) fn weights_between([begin, end]: [&OpWeights; 2], share: f64) -> OpWeights {
+fn weights_between([begin, end]: [&OpWeights; 2], share: f64) -> OpWeights {
     let of_slot = |(begin, end): (&[f64; 2], &[f64; 2])| {
         [0, 1].map(|side| begin[side] + share * (end[side] - begin[side]))
     };

@@ -4,13 +4,14 @@
 //! collectives give other bounds of the same plans. The largest is sought on a grid, one weight after the other: as the least of sums
 //! that are linear in each weight, the bound is concave in it. These are weights of whole passes. From the largest bound on the grid,
 //! [weights of their own](super::op_weights) for each op of forward passes are improved: a step goes towards those that are
-//! best for the cheapest decisions, as far as that raises the bound.
+//! best for the cheapest decisions, as far as that raises the bound. With the best of these, [means of
+//! cases](super::collective_mean) of the collectives over the data axis are bounds too.
 
 use narrows_plan::Context;
 
 use super::bounds::LayoutBound;
 use super::collective_bound::CollectiveBounds;
-use super::op_weights::{OpWeights, WeightedForward, weights_between};
+use super::op_weights::{OpWeights, WeightedForward};
 use super::pair_segments::STEPS;
 use super::solver::ContextSolver;
 use crate::pipeline::EmbeddingAndHead;
@@ -18,8 +19,8 @@ use crate::segment::SegmentSolver;
 
 /// Steps of a search for weights of their own for each op.
 const OP_WEIGHT_STEPS_MAX: usize = 4;
-/// Factor by which a step raises the bound at least.
-const OP_WEIGHTS_GAIN_MIN: f64 = 1.0 + 1e-4;
+/// Weight of all ops where a second search begins, if the first one begins with none.
+const OTHER_START: f64 = 0.5;
 /// Share of the incumbent from which on a bound is raised by weights of their own for each op.
 const OP_WEIGHTS_FROM: f64 = 0.8;
 
@@ -68,8 +69,9 @@ impl ContextSolver<'_> {
         bound.raised_to(largest)
     }
 
-    /// The largest of bounds with weights of their own for each op of forward passes, or a known one if that is larger, in seconds. The
-    /// search begins with one weight for all.
+    /// The largest of bounds with weights of their own for each op of forward passes, or a known one if that is larger, in seconds. Two
+    /// searches begin with one weight for all, since a step from one of these may raise no bound. Means of cases have the
+    /// best weights.
     fn bound_with_op_weights(
         &self,
         context: &Context,
@@ -85,39 +87,33 @@ impl ContextSolver<'_> {
         let forward = WeightedForward::new(parts, slowdown);
         let relaxed = self.relaxed_layout(context, layout);
         let bound = |weights: &OpWeights| {
-            let costs = forward.costs(weights);
+            let costs = Some(forward.costs(weights));
             let bounds =
-                CollectiveBounds::with_forward_costs(segments, context, &relaxed.overheads, costs);
+                CollectiveBounds::with_overheads(segments, context, &relaxed.overheads, costs);
             let largest = bounds.largest();
             let sought = [known.max(largest), incumbent];
             largest.max(self.within_memory(&bounds, context, &relaxed, sought))
         };
-        let (mut weights, mut largest) = (forward.uniform(weight), known);
-        for _ in 0..OP_WEIGHT_STEPS_MAX {
-            if largest >= incumbent || self.out_of_time() {
-                break;
-            }
-            let best = forward.best_for_cheapest(&weights);
-            let step = |share: f64| {
-                let tried = weights_between([&weights, &best], share);
-                (bound(&tried), tried)
-            };
-            // A concave bound that a short step does not raise is raised by no longer one.
-            let [short, longer @ ..] = [0.25, 0.5, 1.0];
-            let mut highest = step(short);
-            if highest.0 <= largest * OP_WEIGHTS_GAIN_MIN {
-                break;
-            }
-            for share in longer {
-                let next = step(share);
-                if next.0 <= highest.0 {
+        let (mut largest, mut weights) = (known, forward.uniform(weight));
+        let other = if weight == 0.0 { OTHER_START } else { 0.0 };
+        for (start, of_start) in [(weight, known), (other, 0.0)] {
+            let mut highest = (of_start, forward.uniform(start));
+            for _ in 0..OP_WEIGHT_STEPS_MAX {
+                if highest.0.max(largest) >= incumbent || self.out_of_time() {
                     break;
                 }
+                let Some(next) = forward.improved(&highest, &bound) else { break };
                 highest = next;
             }
-            (largest, weights) = highest;
+            if highest.0 > largest {
+                (largest, weights) = highest;
+            }
         }
-        largest
+        if largest >= incumbent || self.out_of_time() {
+            return largest;
+        }
+        let costs = Some(forward.costs(&weights));
+        largest.max(self.mean_of_collectives(segments, context, (&relaxed, costs), incumbent))
     }
 
     /// Lower bound on the plans of a layout with these weights, in seconds; 0 where none is known.
@@ -134,8 +130,10 @@ impl ContextSolver<'_> {
             EmbeddingAndHead::fastest(segments, context, (layout.boundary, layout.tied_weight));
         let Some(fastest) = fastest else { return 0.0 };
         let relaxed = solver.relaxed_layout(context, &fastest);
+        let collectives =
+            CollectiveBounds::with_overheads(segments, context, &relaxed.overheads, None);
         match solver.layout_bound(context, &relaxed, incumbent) {
-            LayoutBound::Bound { time, .. } => time.0,
+            LayoutBound::Bound { time, .. } => time.0.max(collectives.largest()),
             LayoutBound::NoImprovement => incumbent,
             LayoutBound::Infeasible(_) => 0.0,
         }
@@ -156,6 +154,7 @@ mod tests {
     use narrows_plan::program::{Instr, Phase};
     use narrows_plan::strategy::{Baseline, Rules};
 
+    use crate::context::bound_checks::{HasBound, for_each_plan};
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
@@ -188,7 +187,7 @@ mod tests {
             let weights = PairPrices::Bound(PairWeights { forward: weight, backward: weight });
             let time =
                 |instr: &Instr| weights.kernel_time(&instr.kernel(), phase, slowdown, prices);
-            instructions.iter().map(time).sum::<Seconds>().0
+            instructions.iter().map(time).sum::<narrows_plan::Seconds>().0
         });
         (end, sums)
     }
@@ -280,6 +279,37 @@ mod tests {
         assert!(checked > 20, "{checked} plans");
         assert!(tightest < 1.01, "no pass within {tightest} of a sum");
         assert!(gain > 1.05, "weights of their own for ops raise no sum by more than {gain}");
+    }
+
+    /// Whatever collectives over the data axis take longer than the passes that they overlap with, no plan in pairs is faster than
+    /// with weights of its ops, and some are hardly slower.
+    #[test]
+    fn no_plan_in_pairs_is_faster_than_with_weights_of_its_ops_and_collectives() {
+        let (mut checked, mut raised, mut tightest) = (0, 0, f64::INFINITY);
+        for (name, slower) in [("llama-350m", 1.0), ("cola-350m", 8.0), ("llama-350m", 4.0)] {
+            let request = slower_links::request(name, [2.0, slower], [16, 32, 512]);
+            let in_pairs: HasBound = |context| context.overlap_microbatch_pairs;
+            for_each_plan(request, (in_pairs, 2), |solver, context, relaxed, plan| {
+                let layout = EmbeddingAndHead::fastest(
+                    solver.segments,
+                    context,
+                    relaxed.overheads.layouts(),
+                );
+                let layout = layout.expect("the layout of a plan");
+                for step in [0, STEPS] {
+                    let segments = solver.pair_segments.weighted(solver.segments, [step, 0]);
+                    let start = (&layout, segments, step as f64 / STEPS as f64);
+                    let [known, incumbent] = [0.85, 1.05].map(|share| share * plan.time.0);
+                    let bound = solver.bound_with_op_weights(context, start, [known, incumbent]);
+                    assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {bound}");
+                    checked += 1;
+                    raised += usize::from(bound > known);
+                    tightest = tightest.min(plan.time.0 / bound);
+                }
+            });
+        }
+        assert!(checked > 30 && raised > 15, "{checked} checked, {raised} raised");
+        assert!(tightest < 1.02, "{tightest}");
     }
 
     /// Weights raise bounds where links are slow; no pass takes less than a sum of its kernels, and no step less than the bound.

@@ -12,7 +12,7 @@ use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, Multipliers, PipelineOverheads, StagePartitioner};
 use crate::request::MemoryLimit;
-use crate::segment::SegmentSpec;
+use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
 
 /// A layout of embedding and head of which bounds hold for all of its solutions.
 pub(super) struct RelaxedLayout {
@@ -143,7 +143,8 @@ impl ContextSolver<'_> {
             return 0.0;
         }
         if context.mesh.pipeline == 1 {
-            return self.mean_of_collectives(context, fastest, incumbent);
+            let relaxed = self.relaxed_layout(context, fastest);
+            return self.mean_of_collectives(self.segments, context, (&relaxed, None), incumbent);
         }
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let RelaxedLayout { embedding_and_head, overheads } = self.relaxed_layout(context, fastest);
@@ -154,24 +155,24 @@ impl ContextSolver<'_> {
         partitioner.mean_of_paths(&overheads, incumbent, multipliers)
     }
 
-    /// The same of one stage.
+    /// The same of one stage, with the times of these segments and these costs of forward passes, where there are such.
     pub(super) fn mean_of_collectives(
         &self,
+        segments: &SegmentSolver,
         context: &Context,
-        fastest: &EmbeddingAndHead,
+        (layout, forward): (&RelaxedLayout, Option<ForwardCosts>),
         incumbent: f64,
     ) -> f64 {
-        let RelaxedLayout { embedding_and_head, overheads } = self.relaxed_layout(context, fastest);
-        let Some(mut step) = CollectiveStep::new(self.segments, context, overheads.layouts())
+        let RelaxedLayout { embedding_and_head, overheads } = layout;
+        let Some(step) = CollectiveStep::with_overheads(segments, context, overheads, forward)
         else {
             return 0.0;
         };
-        step.count_ends(&overheads);
         let rooms = match self.request.memory_limit {
             MemoryLimit::None => vec![],
-            _ => self.block_rooms(context, &embedding_and_head),
+            _ => self.block_rooms(context, embedding_and_head),
         };
-        let mut mean = CollectiveMean::new(self.segments, context, &step, rooms);
+        let mut mean = CollectiveMean::new(segments, context, &step, rooms);
         mean.bound(incumbent, &|| self.out_of_time())
     }
 

@@ -131,20 +131,36 @@ impl SegmentSolver<'_> {
         groupings.iter().filter_map(of_grouping).min_by(|a, b| a.cost.total_cmp(&b.cost))
     }
 
-    /// The times of these decisions of a segment; `None` where the segment is too wide for elimination.
+    /// The times of these decisions of a segment, with other costs of forward passes where there are such; `None` where the segment
+    /// is too wide for elimination.
     pub(crate) fn part_times(
         &self,
         spec: SegmentSpec,
         context: &Context,
         decisions: &CheapestDecisions,
+        forward: Option<&ForwardCosts>,
     ) -> Option<PartTimes> {
         let prepared = self.prepare(spec, decisions.grouping, context);
         let step_phases = self.step_phases(&prepared, (spec, decisions.grouping), context);
         prepared.order.as_ref()?;
-        Some(PartTimes::of(|weights| {
-            let times = prepared.priced.weighted_times(&step_phases, weights);
-            let chosen = times.iter().zip(&decisions.assignment);
-            chosen.map(|(times, choice)| times[*choice as usize]).sum()
+        let forward = forward.and_then(|costs| costs.get(&(spec, decisions.grouping)));
+        let counts = prepared.priced.choice_counts();
+        // The costs of all nodes follow one after the other.
+        let chosen = |costs: &[f64]| {
+            let mut first = 0;
+            let nodes = counts.iter().zip(&decisions.assignment);
+            let of_node = |(count, choice): (&usize, &u32)| {
+                first += count;
+                costs[first - count + *choice as usize]
+            };
+            nodes.map(of_node).sum::<f64>()
+        };
+        Some(PartTimes::of(|weights| match forward.filter(|_| weights.forward > 0.0) {
+            None => chosen(&prepared.priced.weighted_times(&step_phases, weights).concat()),
+            Some(costs) => {
+                let of_part = |costs: &Vec<f64>| chosen(costs);
+                weights.forward * costs.iter().map(of_part).fold(f64::INFINITY, f64::min)
+            }
         }))
     }
 

@@ -119,6 +119,13 @@ impl ForwardParts {
         restricted
     }
 
+    /// Leaves out additions to linears whose product all decisions reshard by a collective, so that no GEMM computes them.
+    pub(crate) fn leave_out_resharded_sums(&mut self) {
+        let mut sums = std::mem::take(&mut self.residual_sums);
+        sums.retain(|[linear, _]| !self.always_communicates(linear + 1..=linear + 1));
+        self.residual_sums = sums;
+    }
+
     /// Makes the costs of decisions that are left out infinite.
     pub(crate) fn leave_out(&self, costs: &mut [f64]) {
         for (node, communicates) in &self.communicates {

@@ -254,7 +254,8 @@ impl<'a> PathMean<'a> {
                 let known = candidates.iter().find(|other| is_known(other));
                 let known = known.map(|candidate| candidate.times);
                 let part_times = || {
-                    let times = self.segments.part_times(part.spec, self.context, &decisions)?;
+                    let times =
+                        self.segments.part_times(part.spec, self.context, &decisions, None)?;
                     candidates.push(Candidate { decisions, times });
                     Some(times)
                 };
