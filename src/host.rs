@@ -10,6 +10,13 @@ pub fn cores() -> u64 {
     available_parallelism().map_or(1, |cores| cores.get() as u64)
 }
 
+/// The cores that this program may use as the kernel lists them, such as `0-3,8`; `None` where the system does not.
+pub fn allowed_cores() -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    Some(list.trim().to_owned())
+}
+
 /// Memory that programs can still allocate on this machine, within the limit of the control group; `None` where the
 /// system does not report it. A program that exceeds it is killed without a message.
 pub fn available_memory() -> Option<Bytes> {

@@ -24,21 +24,30 @@ pub struct EventFile {
 }
 
 impl EventFile {
+    /// Confirms that a folder, which may be absent, has no event files of another run.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, and one with event files.
+    pub fn require_none(folder: &Path) -> CommandResult<()> {
+        let failure = |error: io::Error| write_failure(&folder.display().to_string(), &error);
+        if !folder.exists() || !has_event_files(folder).map_err(failure)? {
+            return Ok(());
+        }
+        let message = "already holds event files of a run: TensorBoard would mix its graphs with those of this one";
+        let problem = Problem::new(folder.display().to_string(), message)
+            .hint("another --tensorboard, for another run")
+            .hint("--resume with the --checkpoint-dir of that run, to continue it");
+        Err(Failure::input(problem))
+    }
+
     /// Creates a new file in a folder of such files, which is created too. Of the files before it, readers ignore events
     /// from step `first_step` on, which follow here: a run that resumes repeats them.
     ///
     /// # Errors
-    /// A folder or a file that cannot be created, and a folder with event files where the run does not resume.
-    pub fn create(folder: &Path, first_step: u64, resumes: bool) -> CommandResult<EventFile> {
+    /// A folder or a file that cannot be created.
+    pub fn create(folder: &Path, first_step: u64) -> CommandResult<EventFile> {
         let failure = |error: io::Error| write_failure(&folder.display().to_string(), &error);
         create_folder(folder)?;
-        if !resumes && has_event_files(folder).map_err(failure)? {
-            let message = "already holds event files of a run: TensorBoard would mix its graphs with those of this one";
-            let problem = Problem::new(folder.display().to_string(), message)
-                .hint("another --tensorboard, for another run")
-                .hint("--resume with the --checkpoint-dir of that run, to continue it");
-            return Err(Failure::input(problem));
-        }
         let now = now();
         let (path, file) = create_new(folder, now.as_secs()).map_err(failure)?;
         let mut events = EventFile { path, file };

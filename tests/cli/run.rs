@@ -312,7 +312,7 @@ fn more_threads_than_cores_cause_a_warning() {
         .assert()
         .success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("warning: 4 devices of 20 threads share "), "{message}");
+    assert!(message.contains("warning: 80 threads of 4 devices share "), "{message}");
 }
 
 /// Ctrl-C ends a run after its step.

@@ -127,7 +127,10 @@ fn the_folder_of_another_run_is_refused() {
     fs::create_dir(at("board")).unwrap();
     fs::write(at("board/notes.txt"), "no events").unwrap();
     stdout(&run);
-    let message = failure(&run, 2);
+    let metrics = at("metrics.jsonl");
+    fs::write(&metrics, "kept").unwrap();
+    let message = failure(&format!("{run} --metrics {metrics}"), 2);
+    assert_eq!(fs::read_to_string(&metrics).unwrap(), "kept");
     for part in ["board: already holds event files of a run", "another --tensorboard", "--resume"] {
         assert!(message.contains(part), "{message}");
     }

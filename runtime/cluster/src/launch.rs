@@ -148,6 +148,11 @@ impl fmt::Display for Address {
 
 /// Default port of the rendezvous, as in torch.
 const DEFAULT_PORT: u16 = 29_500;
+/// Number of ports from 15,000 on for steps of Slurm jobs.
+const STEP_PORTS: u64 = 15_000;
+/// Distance of the ports of consecutive steps: a prime, so that steps of a job have different ports, as have jobs that start one
+/// after the other.
+const STEP_STRIDE: u64 = 4_099;
 
 impl LaunchInfo {
     /// Ranks of the processes on this node.
@@ -161,7 +166,7 @@ impl LaunchInfo {
     ///
     /// The rendezvous is at `MASTER_ADDR` and `MASTER_PORT`. Without `MASTER_ADDR` it is the loopback
     /// address for processes of one node, and the first node of a Slurm step; without `MASTER_PORT`, a
-    /// port derived from the Slurm job id, or 29500. A torchrun agent listens at `MASTER_PORT` itself
+    /// port derived from the ids of the Slurm job and step, or 29500. A torchrun agent listens at `MASTER_PORT` itself
     /// and sets `TORCHELASTIC_USE_AGENT_STORE`: the rendezvous is then at the next port.
     /// `NARROWS_PORT` takes precedence over all other ports.
     ///
@@ -298,10 +303,12 @@ fn port(variable: impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
             false => Ok(port),
         };
     }
-    // Different for each job, because two jobs may share a node; below the ephemeral ports, which
+    // Different for each step of each job, because two of them may share a node; below the ephemeral ports, which
     // begin at 32768.
-    let job_id = number(&variable, "SLURM_JOB_ID")?;
-    Ok(job_id.map_or(DEFAULT_PORT, |job| 15_000 + (job % 15_000) as u16))
+    let Some(job) = number(&variable, "SLURM_JOB_ID")? else { return Ok(DEFAULT_PORT) };
+    let step = number(&variable, "SLURM_STEP_ID")?.unwrap_or(0);
+    let offset = job % STEP_PORTS + (step % STEP_PORTS) * STEP_STRIDE;
+    Ok(15_000 + (offset % STEP_PORTS) as u16)
 }
 
 /// The first node of a Slurm step.
@@ -372,6 +379,11 @@ mod tests {
             (launch.launcher, launch.rendezvous.to_string().as_str()),
             (Launcher::Slurm, "gpu07:19567")
         );
+        // Steps of a job may run at the same time.
+        let of_step = |id| rendezvous(&[&step[..], &[("SLURM_STEP_ID", id)]].concat());
+        assert_eq!(of_step("0"), "gpu07:19567");
+        assert_eq!(of_step("1"), "gpu07:23666");
+        assert_eq!(of_step("18446744073709551615"), "gpu07:29452");
         // Nodes may have different numbers of tasks.
         let on_node = |node, counts| {
             let uneven = [

@@ -332,7 +332,8 @@ impl<'a> CheckpointKeeper<'a> {
 
     /// The checkpoint from which a run that ended early with this status can resume, as a clause; `None` without checkpoints.
     pub fn resumption(&self, status: ExitStatus) -> Option<String> {
-        let CheckpointSettings { dir, .. } = self.settings?;
+        let CheckpointSettings { dir, origin, .. } = self.settings?;
+        let with_resume = if *origin == RunOrigin::FirstStep { " with --resume" } else { "" };
         // Invalid input fails again until it is fixed.
         let condition = if status == ExitStatus::BadInput { "once this is fixed, " } else { "" };
         let is_lost = self.lock.is_some_and(|lock| lock.verify().is_err());
@@ -348,7 +349,7 @@ impl<'a> CheckpointKeeper<'a> {
                 }
             }
             Some(CheckpointEntry { step, path }) => format!(
-                "the checkpoint of step {step} is {}: {condition}the same command with --resume continues from it",
+                "the checkpoint of step {step} is {}: {condition}the same command{with_resume} continues from it",
                 path.display()
             ),
             None if is_lost => return None,

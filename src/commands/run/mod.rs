@@ -6,6 +6,7 @@ mod initial_weights;
 mod memory;
 mod processes;
 mod resume;
+mod shared_cores;
 mod step_log;
 mod tokens;
 mod trace;

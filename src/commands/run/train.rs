@@ -20,6 +20,7 @@ use super::data_check::DataCheck;
 use super::initial_weights::load_initial_weights;
 use super::memory::require_memory;
 use super::processes::RunStart;
+use super::shared_cores::sharing_processes;
 use super::step_log::{RecordFiles, StepLog};
 use super::tokens::sampler;
 use super::trace::Tracer;
@@ -67,7 +68,7 @@ fn train_in_group(
     if let (Some(group), Some(settings)) = (&group, &training.checkpoints) {
         checkpoint::require_shared(&settings.dir, &**group).map_err(Failure::checkpoint)?;
     }
-    let threads = threads_per_device(&plan, training);
+    let threads = threads_per_device(&plan, training, group.as_deref())?;
     let sampler = sampler(&model, &plan, training)?;
     let text = TextOutput::new(output, training.metrics.as_deref(), training.is_rank_0());
     let weight_decay = training.recipe.optimizer.weight_decay;
@@ -181,11 +182,13 @@ fn record_files(
     keeper: &CheckpointKeeper,
     first_step: u64,
 ) -> CommandResult<RecordFiles> {
+    let folder = training.tensorboard.as_deref();
+    if let Some(folder) = folder.filter(|_| !may_resume(training)) {
+        EventFile::require_none(folder)?;
+    }
     let metrics = training.metrics.as_deref();
     let metrics = metrics.map(|file| metrics_file(file, training, keeper)).transpose()?;
-    let folder = training.tensorboard.as_deref();
-    let create = |folder| EventFile::create(folder, first_step + 1, may_resume(training));
-    let events = folder.map(create).transpose()?;
+    let events = folder.map(|folder| EventFile::create(folder, first_step + 1)).transpose()?;
     Ok(RecordFiles { metrics, events })
 }
 
@@ -237,22 +240,33 @@ fn finish(
     }
 }
 
-/// Threads per device, with a warning if the devices of this machine have more threads than the machine has cores.
-fn threads_per_device(plan: &Plan, training: &TrainSettings) -> u64 {
-    let devices = match &training.process {
-        Some(LaunchedProcess { launch, .. }) => launch.local_world_size,
-        None => plan.mesh.devices(),
+/// Threads per device, with a warning if devices that share cores have more threads than there are cores.
+///
+/// # Errors
+/// A process is gone or late.
+fn threads_per_device(
+    plan: &Plan,
+    training: &TrainSettings,
+    group: Option<&TcpProcessGroup>,
+) -> CommandResult<u64> {
+    let on_cpu = training.target == ExecutionTarget::Cpu;
+    let devices = match (&training.process, group) {
+        (Some(LaunchedProcess { launch, .. }), Some(group)) if on_cpu => {
+            sharing_processes(group, launch)?
+        }
+        (Some(LaunchedProcess { launch, .. }), _) => launch.local_world_size,
+        (None, _) => plan.mesh.devices(),
     };
     let cores = cores();
     let threads = training.threads.unwrap_or((cores / devices).max(1));
-    let on_cpu = training.target == ExecutionTarget::Cpu;
     if on_cpu && training.is_rank_0() && devices.saturating_mul(threads) > cores {
-        let threads = if threads == 1 { String::new() } else { format!(" of {threads} threads") };
+        let threads = devices.saturating_mul(threads);
+        let (devices, cores) = (plural(devices, "device"), plural(cores, "core"));
         output::warn(&format!(
-            "{devices} devices{threads} share {cores} cores, so steps take longer than predicted"
+            "{threads} threads of {devices} share {cores}, so steps take longer than predicted"
         ));
     }
-    threads
+    Ok(threads)
 }
 
 /// Step time, breakdown and the arena of every device, for the metrics.
