@@ -187,7 +187,7 @@ mod tests {
             let weights = PairPrices::Bound(PairWeights { forward: weight, backward: weight });
             let time =
                 |instr: &Instr| weights.kernel_time(&instr.kernel(), phase, slowdown, prices);
-            instructions.iter().map(time).sum::<narrows_plan::Seconds>().0
+            instructions.iter().map(time).sum::<Seconds>().0
         });
         (end, sums)
     }
