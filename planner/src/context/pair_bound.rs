@@ -102,7 +102,7 @@ impl ContextSolver<'_> {
                 if highest.0.max(largest) >= incumbent || self.out_of_time() {
                     break;
                 }
-                let Some(next) = forward.improved(&highest, &bound) else { break };
+                let Some(next) = forward.improved(&highest, bound) else { break };
                 highest = next;
             }
             if highest.0 > largest {
