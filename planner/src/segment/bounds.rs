@@ -115,8 +115,11 @@ impl SegmentSolver<'_> {
                 None => prepared.cheapest(&costs),
                 Some(forward) => {
                     let with = |forward: &Vec<f64>| {
-                        let both = costs.iter().zip(forward);
-                        let both = both.map(|(cost, forward)| cost + weights.forward * forward);
+                        // Decisions that are left out stay so where forward passes do not count.
+                        let both = costs.iter().zip(forward).map(|(cost, forward)| {
+                            let of_pass = weights.forward * forward;
+                            cost + if forward.is_finite() { of_pass } else { f64::INFINITY }
+                        });
                         prepared.cheapest(&both.collect::<Vec<_>>())
                     };
                     forward.iter().filter_map(with).min_by(|a, b| a.cost.total_cmp(&b.cost))
