@@ -189,8 +189,8 @@ impl<'a> CollectiveStep<'a> {
         overheads: &PipelineOverheads,
         forward_costs: Option<ForwardCosts>,
     ) -> Option<CollectiveStep<'a>> {
-        let step = CollectiveStep::new(segments, context, overheads.layouts())?;
-        let mut step = CollectiveStep { forward_costs, known: RefCell::default(), ..step };
+        let mut step = CollectiveStep::new(segments, context, overheads.layouts())?;
+        step.forward_costs = forward_costs;
         step.count_ends(overheads);
         Some(step)
     }

@@ -27,7 +27,7 @@ use crate::segment::SegmentSpec;
 use crate::segment::{ForwardCosts, ForwardNode, ForwardParts};
 
 /// Shares of the way to other weights that are tried.
-const STEPS: [f64; 3] = [0.25, 0.5, 1.0];
+const SHARES: [f64; 3] = [0.25, 0.5, 1.0];
 /// Factor by which a step raises the bound at least.
 const GAIN_MIN: f64 = 1.0 + 1e-4;
 
@@ -274,7 +274,7 @@ impl WeightedForward {
             (bound(&tried), tried)
         };
         // A concave bound that a short step does not raise is raised by no longer one.
-        let [short, longer @ ..] = STEPS;
+        let [short, longer @ ..] = SHARES;
         let mut highest = step(short);
         if highest.0 <= known * GAIN_MIN {
             return None;

@@ -130,10 +130,13 @@ impl ContextSolver<'_> {
             EmbeddingAndHead::fastest(segments, context, (layout.boundary, layout.tied_weight));
         let Some(fastest) = fastest else { return 0.0 };
         let relaxed = solver.relaxed_layout(context, &fastest);
-        let collectives =
-            CollectiveBounds::with_overheads(segments, context, &relaxed.overheads, None);
         match solver.layout_bound(context, &relaxed, incumbent) {
-            LayoutBound::Bound { time, .. } => time.0.max(collectives.largest()),
+            LayoutBound::Bound { time, .. } => {
+                let overheads = &relaxed.overheads;
+                let collectives =
+                    CollectiveBounds::with_overheads(segments, context, overheads, None);
+                time.0.max(collectives.largest())
+            }
             LayoutBound::NoImprovement => incumbent,
             LayoutBound::Infeasible(_) => 0.0,
         }

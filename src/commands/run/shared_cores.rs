@@ -12,6 +12,9 @@ use crate::cluster::cluster_failure;
 use crate::errors::CommandResult;
 use crate::host;
 
+/// Ranges of cores; `None` where they are not known.
+type CoreRanges = Option<Vec<RangeInclusive<u32>>>;
+
 /// The cores of a process, and the processes on its machine.
 #[derive(Serialize, Deserialize)]
 struct BoundProcess {
@@ -36,8 +39,7 @@ pub fn sharing_processes(group: &TcpProcessGroup, launch: &LaunchInfo) -> Comman
 
 /// For each process, the number of those on its machine that may use a core of it.
 fn counts(all: &[BoundProcess]) -> Vec<u64> {
-    let cores: Vec<Option<Vec<RangeInclusive<u32>>>> =
-        all.iter().map(|process| parse(&process.cores)).collect();
+    let cores: Vec<CoreRanges> = all.iter().map(|process| parse(&process.cores)).collect();
     let of_process = |rank: usize| {
         let [first, end] = all[rank].machine.map(|rank| rank as usize);
         let on_machine = cores.get(first..end.min(cores.len())).unwrap_or(&[]);
@@ -47,16 +49,13 @@ fn counts(all: &[BoundProcess]) -> Vec<u64> {
 }
 
 /// Whether two processes may use the same core, as those do whose cores are not known.
-fn share_a_core(
-    a: &Option<Vec<RangeInclusive<u32>>>,
-    b: &Option<Vec<RangeInclusive<u32>>>,
-) -> bool {
+fn share_a_core(a: &CoreRanges, b: &CoreRanges) -> bool {
     let (Some(a), Some(b)) = (a, b) else { return true };
     a.iter().any(|a| b.iter().any(|b| a.start() <= b.end() && b.start() <= a.end()))
 }
 
 /// The ranges of a list such as `0-3,8`; `None` for another text.
-fn parse(list: &str) -> Option<Vec<RangeInclusive<u32>>> {
+fn parse(list: &str) -> CoreRanges {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
