@@ -336,10 +336,10 @@ impl CostArgs {
 }
 
 impl ExplainArgs {
-    /// The settings, for which flags change the search.
+    /// The settings, for which flags change the search. Those that change the work of a step change the plan too.
     ///
     /// # Errors
-    /// Inputs that cannot be read, and an invalid request.
+    /// Inputs that cannot be read, an invalid request, and other devices than those of the plan.
     pub fn resolve(&self) -> CommandResult<ExplainSettings> {
         self.framework.refuse()?;
         let PlanFileArgs { plan, request, output, documents, detail, optimizer } = &self.file;
@@ -349,6 +349,7 @@ impl ExplainArgs {
         let (request, compared) = match plan {
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &request.model)?;
+                file.override_work(request, "omit --devices, or omit the plan file")?;
                 file.override_executor(request);
                 file.plan.loro_every = optimizer.loro_every.or(file.plan.loro_every);
                 (file.request(request)?, Some(file))

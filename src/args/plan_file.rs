@@ -151,8 +151,6 @@ impl PlanFile {
             (args.pipeline, &mut mesh.pipeline),
             (args.data_parallel, &mut mesh.data),
             (args.context, &mut mesh.context),
-            (args.global_batch, &mut workload.global_batch),
-            (args.sequence_length, &mut workload.sequence_length),
             (args.micro_batch, &mut workload.micro_batch),
         ];
         for (value, size) in sizes {
@@ -160,9 +158,6 @@ impl PlanFile {
         }
         let attention = args.context_attention.and_then(ContextAttentionArg::attention);
         plan.context_attention = attention.unwrap_or(plan.context_attention);
-        if let Some(dtype) = args.grad_reduce_dtype {
-            plan.grad_reduce_dtype = dtype.into();
-        }
         if let Some(zero) = args.zero.and_then(ZeroArg::stage) {
             plan.zero = zero;
         }
@@ -184,12 +179,26 @@ impl PlanFile {
                 plan.first_gather_bucket = BucketSplit::Whole;
             }
         }
+        let hint = "--tensor, --pipeline, --context and --data-parallel change it";
+        problems.take(self.override_work(args, hint));
+        problems.into_result()
+    }
+
+    /// Replaces batch, sequence length and format of gradient reductions of the plan by those of the flags. `hint` is what
+    /// to try where its devices are others than those of the flags.
+    ///
+    /// # Errors
+    /// A number of devices other than the mesh's.
+    pub fn override_work(&mut self, args: &RequestArgs, hint: &str) -> CommandResult<()> {
+        self.override_workload(args);
+        let plan = &mut self.plan;
+        let dtype = args.grad_reduce_dtype.map(GradReduceDtype::from);
+        plan.grad_reduce_dtype = dtype.unwrap_or(plan.grad_reduce_dtype);
         if args.devices.is_some_and(|requested| Some(requested) != devices(plan.mesh)) {
             let message = format!("the mesh of the plan is {}", plan.mesh);
-            let hint = "--tensor, --pipeline, --context and --data-parallel change it";
-            problems.push(Problem::new("--devices", message).hint(hint));
+            return Err(Failure::input(Problem::new("--devices", message).hint(hint)));
         }
-        problems.into_result()
+        Ok(())
     }
 
     /// Replaces the executor of the plan by that of the flag, with a warning.

@@ -11,7 +11,7 @@ use crate::args::{CostArgs, CostSettings, PlanFile, PlanSelection};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::priced_plan::PricedPlan;
-use crate::report::{PlanReport, check_problems};
+use crate::report::{PlanReport, check_problems, exceeded_memory};
 
 /// Prices a plan file, or searches for a plan first.
 pub fn run(args: &CostArgs) -> CommandResult<()> {
@@ -36,9 +36,8 @@ pub fn run(args: &CostArgs) -> CommandResult<()> {
 
 /// Warns of a plan that needs more memory than a device may use.
 pub fn warn_of_exceeded_memory(name: &str, prediction: &Prediction, memory_limit: Bytes) {
-    let peak = prediction.peak_memory();
-    if peak > memory_limit {
-        output::warn(&format!("{name} needs {peak} per device, the limit is {memory_limit}"));
+    if let Some(text) = exceeded_memory(name, prediction, memory_limit) {
+        output::warn(&text);
     }
 }
 

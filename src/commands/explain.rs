@@ -2,7 +2,7 @@
 
 use narrows_planner::{SearchCache, explain};
 
-use super::cost::price;
+use super::cost::{price, warn_of_exceeded_memory};
 use super::search::{search_until, until_signal};
 use crate::args::{ExplainArgs, ExplainSettings, OutputFormat};
 use crate::errors::CommandResult;
@@ -17,7 +17,9 @@ pub fn run(args: &ExplainArgs) -> CommandResult<()> {
         None => None,
         Some(file) => {
             let prediction = price(&file)?.prediction;
-            Some(PricedFile { name: file.name, prediction })
+            let memory_limit = request.arena_limit();
+            warn_of_exceeded_memory(&file.name, &prediction, memory_limit);
+            Some(PricedFile { name: file.name, prediction, memory_limit })
         }
     };
     let cache = SearchCache::default();

@@ -7,11 +7,11 @@ use narrows_planner::{
 };
 use serde::Serialize;
 
-use super::Report;
 use super::page::{Align, Cell, Page};
-use super::prediction::assumed;
+use super::prediction::{PredictionReport, assumed, exceeded_memory};
 use super::search::SearchSummary;
 use super::step_cost::short;
+use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::plot::{Figure, PlotKind, step_time_picture};
 use crate::text::{attention_mark, plural, plural_with, zero_stage};
@@ -22,6 +22,8 @@ pub struct PricedFile {
     pub name: String,
     /// The prediction of the plan.
     pub prediction: Prediction,
+    /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
+    pub memory_limit: Bytes,
 }
 
 /// Output of `explain`.
@@ -43,9 +45,12 @@ pub struct ExplainReport<'a> {
 #[derive(Serialize)]
 struct ComparedFile<'a> {
     name: &'a str,
-    prediction: &'a Prediction,
+    prediction: PredictionReport<'a>,
     /// Step time of the file over that of the chosen plan.
     ratio: Option<f64>,
+    /// Clause about its memory, if it exceeds the limit.
+    #[serde(skip)]
+    exceeded_memory: Option<String>,
 }
 
 impl<'a> ExplainReport<'a> {
@@ -59,7 +64,11 @@ impl<'a> ExplainReport<'a> {
         let best = explanation.chosen.as_ref().and_then(|chosen| chosen.prediction.as_ref());
         let given = given.map(|file| ComparedFile {
             name: &file.name,
-            prediction: &file.prediction,
+            prediction: PredictionReport {
+                prediction: &file.prediction,
+                memory_limit_bytes: finite_limit(file.memory_limit),
+            },
+            exceeded_memory: exceeded_memory(&file.name, &file.prediction, file.memory_limit),
             ratio: best.map(|best| file.prediction.step_time_s / best.step_time_s),
         });
         let search = match explanation.chosen {
@@ -101,15 +110,25 @@ impl ExplainReport<'_> {
         let plans = self.plans().into_iter().map(|(name, prediction, _)| (name, prediction));
         let plans: Vec<(&str, &Prediction)> = plans.collect();
         let picture = step_time_picture(&format!("{}: step time by part", self.title), &plans);
-        let caption = "Parts of the step time of the chosen plan and of its alternatives.";
-        Figure::of(PlotKind::StepTime, picture, caption).into_iter().collect()
+        let mut caption =
+            "Parts of the step time of the chosen plan and of its alternatives.".to_owned();
+        if let Some(clause) = self.exceeded_memory() {
+            caption.push_str(&format!(" {clause}."));
+        }
+        Figure::of(PlotKind::StepTime, picture, &caption).into_iter().collect()
+    }
+
+    /// Clause about the memory of the plan file, if it exceeds the limit.
+    fn exceeded_memory(&self) -> Option<&str> {
+        self.given.as_ref()?.exceeded_memory.as_deref()
     }
 
     /// The plans: name, prediction, and step time over that of the chosen plan.
     fn plans(&self) -> Vec<(&str, &Prediction, Option<f64>)> {
         let Some(chosen) = &self.explanation.chosen else { return vec![] };
         let chosen_plan = chosen.prediction.iter().map(|best| (&*chosen.name, best, None));
-        let given = self.given.iter().map(|file| (file.name, file.prediction, file.ratio));
+        let given =
+            self.given.iter().map(|file| (file.name, file.prediction.prediction, file.ratio));
         let alternatives = self.explanation.alternatives.iter().filter_map(|alternative| {
             Some((&*alternative.name, alternative.prediction.as_ref()?, alternative.ratio))
         });
@@ -135,6 +154,9 @@ impl ExplainReport<'_> {
             vec![(*name).to_owned().into(), time.into(), ratio.into(), peak.into()]
         };
         page.table(&columns, &plans.iter().map(row).collect::<Vec<Vec<Cell>>>());
+        if let Some(clause) = self.exceeded_memory() {
+            page.paragraph(&format!("{clause}."));
+        }
         for alternative in &self.explanation.alternatives {
             if let Some(reason) = &alternative.rejection_reason {
                 page.paragraph(&format!("{}: {reason}", alternative.name));

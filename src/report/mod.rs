@@ -60,6 +60,7 @@ pub use html::{SCRIPT as SORT_SCRIPT, fragment as html_fragment};
 pub use infeasible::InfeasibleReport;
 pub use numeric::NumericReport;
 pub use plan::PlanReport;
+pub use prediction::exceeded_memory;
 pub use run::{NullRunReport, RunHeader, RunHistory, RunReport, progress_line};
 pub use sensitivity::SensitivityReport;
 pub use solution::SolutionReport;

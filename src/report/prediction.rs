@@ -140,6 +140,12 @@ impl PredictionReport<'_> {
     }
 }
 
+/// Clause about a plan that needs more memory than a device may use; `None` where it fits.
+pub fn exceeded_memory(name: &str, prediction: &Prediction, limit: Bytes) -> Option<String> {
+    let peak = prediction.peak_memory();
+    (peak > limit).then(|| format!("{name} needs {peak} per device, the limit is {limit}"))
+}
+
 /// The parts of the profile that are assumed.
 pub fn assumed(page: &mut Page, paths: &[String], detail: Detail) {
     if paths.is_empty() {

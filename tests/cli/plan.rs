@@ -1,8 +1,10 @@
 //! `narrows plan` and `explain`: published volumes, fixed decisions, limits and hints.
 
+use std::fs;
+
 use serde_json::{Value, json};
 
-use super::{failure, json, stdout};
+use super::{failure, json, narrows, stdout};
 
 /// Four A100s, four sequences of 4096 tokens in one microbatch: the published measurement.
 const PUBLISHED: &str = "--hardware a100-80gb --devices 4 --tensor 4 --global-batch 4 \
@@ -225,6 +227,37 @@ fn a_memory_limit_is_kept() {
     assert_eq!(answer["prediction"]["memory_limit_bytes"], 20_u64 << 30);
     let answer = json("plan --model cola-tiny --memory-limit none");
     assert!(answer["prediction"]["memory_limit_bytes"].is_null());
+}
+
+/// A plan file is priced for the work and compared with the memory limit of the flags, as by `cost`.
+#[test]
+fn explain_prices_a_plan_file_as_cost_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, page) = (at("plan.json"), at("page.html"));
+    let request = "--devices 2 --global-batch 4 --sequence-length 512";
+    stdout(&format!("plan --model cola-60m {request} --output {plan}"));
+    for flags in [
+        "",
+        "--global-batch 16",
+        "--sequence-length 1024",
+        "--grad-reduce-dtype bf16",
+        "--memory-limit 390MiB",
+    ] {
+        let explained = json(&format!("explain {plan} {flags}"));
+        let cost = json(&format!("cost {plan} {flags}"));
+        assert_eq!(explained["given"]["prediction"], cost["prediction"], "{flags}");
+    }
+    let message = failure(&format!("explain {plan} --devices 4"), 2);
+    assert!(message.contains("--devices: the mesh of the plan is "), "{message}");
+    assert!(message.contains("hint: omit --devices, or omit the plan file"), "{message}");
+    let command = format!("explain {plan} --memory-limit 390MiB --report {page}");
+    let output = narrows(&command).output().expect("an answer");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace("\n  ", " ");
+    let clause = " per device, the limit is 390.0 MiB";
+    for text in [text(&output.stdout), text(&output.stderr), fs::read_to_string(&page).unwrap()] {
+        assert!(text.contains(clause), "{text}");
+    }
 }
 
 #[test]
