@@ -96,6 +96,15 @@ impl Unit {
         }
     }
 
+    /// A value as it was typed, with its unit; bytes with a prefix.
+    pub fn phrase(self, value: f64) -> String {
+        match (self, self.symbol()) {
+            (Unit::Bytes, _) => self.format(value),
+            (_, "") => value.to_string(),
+            (_, symbol) => format!("{value} {symbol}"),
+        }
+    }
+
     /// As [`format`](Unit::format), a range where the two values differ.
     pub fn format_range(self, [low, high]: [f64; 2]) -> String {
         match low == high {

@@ -21,7 +21,7 @@ pub struct LineChart {
     pub guides: Vec<Guide>,
 }
 
-/// A thin line with a name at its end.
+/// A thin line with a name at its end, if it has one.
 #[derive(Clone, Debug)]
 pub struct Guide {
     /// Corners; those outside of the plot are moved to its edge.
@@ -69,8 +69,9 @@ const GUIDE_OPACITY: f64 = 0.6;
 const WHISKER_DISTANCE: i32 = 6;
 /// Shares of the axes beyond the outermost values.
 const MARGIN: [f64; 2] = [0.04, 0.06];
-/// Least distance between labels of the horizontal axis.
+/// Least distance between labels of the horizontal axis, and the estimated width of a letter.
 const LABEL_DISTANCE: i32 = 34;
+const LETTER: i32 = 8;
 
 impl LineChart {
     /// The chart; `None` without points.
@@ -81,7 +82,7 @@ impl LineChart {
     }
 
     /// The horizontal and the vertical scale; `None` without points.
-    pub fn scales(&self) -> Option<[Scale; 2]> {
+    fn scales(&self) -> Option<[Scale; 2]> {
         let points = self.series.iter().flat_map(|series| &series.points);
         let x = Scale::over(points.clone().map(|point| point.x), false)?.padded(MARGIN[0]);
         let y = points.flat_map(|point| point.interval.into_iter().chain([point.y]));
@@ -109,7 +110,11 @@ impl Plot<'_> {
         for (index, (series, colour)) in chart.series.iter().zip(PALETTE).enumerate() {
             self.line(series, colour, (index as i32 - middle) * WHISKER_DISTANCE);
         }
-        chart.guides.iter().enumerate().for_each(|(index, guide)| self.guide(guide, index as i32));
+        let mut names = 0;
+        for guide in &chart.guides {
+            self.guide(guide, names);
+            names += i32::from(!guide.name.is_empty());
+        }
         if chart.series.len() > 1 {
             self.legend();
         }
@@ -139,7 +144,7 @@ impl Plot<'_> {
         for (value, label) in values.iter().zip(labels(&values)) {
             let across = self.place(*value, 1.0).0;
             self.picture.path([(across, BOTTOM), (across, BOTTOM + 5)], INK, 1);
-            if across - previous >= LABEL_DISTANCE {
+            if across - previous >= LABEL_DISTANCE.max(LETTER * label.len() as i32) {
                 self.picture.text(label, (across, BOTTOM + 9), Anchor::Middle, 14);
                 previous = across;
             }
@@ -164,8 +169,8 @@ impl Plot<'_> {
         }
     }
 
-    /// A guide and its name, above those of the guides before it.
-    fn guide(&mut self, guide: &Guide, index: i32) {
+    /// A guide and its name, above as many names of the guides before it.
+    fn guide(&mut self, guide: &Guide, names: i32) {
         let inside = |(x, y): &(f64, f64)| {
             let (x, y) = self.place(*x, *y);
             (x.clamp(LEFT, self.right), y.clamp(TOP, BOTTOM))
@@ -174,8 +179,8 @@ impl Plot<'_> {
         let Some(&(x, y)) = places.last() else { return };
         self.picture.faint_path(places, INK, 1, GUIDE_OPACITY);
         let (place, anchor) = match x > (LEFT + self.right) / 2 {
-            true => ((x - 6, y - 20 - 18 * index), Anchor::End),
-            false => ((x + 6, y - 20 - 18 * index), Anchor::Start),
+            true => ((x - 6, y - 20 - 18 * names), Anchor::End),
+            false => ((x + 6, y - 20 - 18 * names), Anchor::Start),
         };
         self.picture.text(&guide.name, place, anchor, 13);
     }

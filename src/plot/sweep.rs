@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::errors::Problem;
 use crate::field_name::FieldName;
 use crate::text::{count, mesh_phrase};
+use crate::unit::Unit;
 use crate::whatif::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, text_of};
 
 use super::crossover::mark_crossovers;
@@ -94,7 +95,7 @@ pub fn sweep_figures(
         figures.extend(Figure::of(PlotKind::Scaling, picture, caption));
     }
     if let (Some(mut chart), true) = (chart, suits(PlotKind::Crossover)) {
-        let unit = horizontal(axes).map_or("", |x| axes[x].field.field_name().unit().symbol());
+        let unit = horizontal(axes).map_or(Unit::One, |x| axes[x].field.field_name().unit());
         let crossovers = mark_crossovers(&mut chart, unit);
         let (title, caption) = match crossovers {
             0 => {
@@ -102,7 +103,7 @@ pub fn sweep_figures(
             }
             _ => (
                 "step time, and where the fastest changes",
-                "Vertical lines mark where the fastest line changes, interpolated between the planned points.",
+                "Vertical lines mark the planned points between which the fastest line changes.",
             ),
         };
         chart.title = format!("{subject}{title}");

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::page::{Align, Cell, Page};
 use crate::field_name::FieldName;
-use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, geometric_mean, text_of};
+use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, gap_phrase, text_of};
 
 /// Values of a field at which one of two alternatives overtakes the other.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -77,36 +77,17 @@ impl BreakEvenReport {
     /// Place of a region in words: between the middles of the gaps around it.
     fn place(&self, index: usize) -> String {
         let name = self.field.short();
-        let unit = match self.field.unit().symbol() {
-            "" => String::new(),
-            symbol => format!(" {symbol}"),
-        };
-        let below = index.checked_sub(1).map(|gap| self.boundary(gap));
-        let above = (index < self.break_even.len()).then(|| self.boundary(index));
-        match (below, above) {
-            (None, Some(above)) => format!("below {above}{unit} of {name}"),
-            (Some(below), None) => format!("above {below}{unit} of {name}"),
-            (Some(below), Some(above)) => format!("from {below} to {above}{unit} of {name}"),
+        let unit = self.field.unit();
+        let boundary = |gap: usize| Some(gap_phrase(*self.break_even.get(gap)?, unit));
+        let below = index.checked_sub(1).and_then(boundary);
+        match (below, boundary(index)) {
+            (None, Some(above)) => format!("below {above} of {name}"),
+            (Some(below), None) => format!("above {below} of {name}"),
+            (Some(below), Some(above)) => format!("from {below} to {above} of {name}"),
             (None, None) => {
-                let [low, high] = self.regions[index].values;
-                format!("at every planned value, from {low} to {high}{unit} of {name}")
+                let [low, high] = self.regions[index].values.map(|value| unit.phrase(value));
+                format!("at every planned value, from {low} to {high} of {name}")
             }
-        }
-    }
-
-    /// The middle of a gap with three digits where it is narrow, or its two ends.
-    fn boundary(&self, gap: usize) -> String {
-        let [low, high] = self.break_even[gap];
-        match high / low < NARROW {
-            true => {
-                let middle = format!("{:.2e}", geometric_mean([low, high]));
-                let middle: f64 = middle.parse().unwrap_or(low);
-                middle.to_string()
-            }
-            false => format!("a value between {low} and {high}"),
         }
     }
 }
-
-/// Ratio of the ends of a gap that is written as one number.
-const NARROW: f64 = 1.02;

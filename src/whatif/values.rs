@@ -3,6 +3,7 @@
 use serde_json::{Number, Value};
 
 use crate::errors::Problem;
+use crate::unit::Unit;
 
 /// Most values of one field.
 const VALUES_MAX: usize = 1_000_000;
@@ -28,6 +29,20 @@ pub fn parse_values(text: &str) -> Result<Vec<Value>, Problem> {
 /// The middle of two positive values on a logarithmic scale: √(low·high), without an intermediate overflow.
 pub fn geometric_mean([low, high]: [f64; 2]) -> f64 {
     low.sqrt() * high.sqrt()
+}
+
+/// Ratio of the ends of a gap that is written as one number.
+const NARROW: f64 = 1.02;
+
+/// A value of a gap in words, with its unit: the middle with three digits where the gap is narrow, or its two ends.
+pub fn gap_phrase([low, high]: [f64; 2], unit: Unit) -> String {
+    if low > 0.0 && high / low < NARROW {
+        let middle = geometric_mean([low, high]);
+        let middle = format!("{middle:.2e}").parse().unwrap_or(middle);
+        return unit.phrase(middle);
+    }
+    let low = if unit == Unit::Bytes { unit.phrase(low) } else { low.to_string() };
+    format!("a value between {low} and {}", unit.phrase(high))
 }
 
 /// The values of a scalar, or of a range of at most `room` values.
