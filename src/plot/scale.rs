@@ -26,7 +26,8 @@ impl Scale {
         let is_log = low > 0.0 && high / low >= LOG_RATIOS[usize::from(!from_zero)];
         let low = if from_zero && !is_log { low.min(0.0) } else { low };
         // A single value is drawn in the middle.
-        let (low, high) = if low == high { (low - 0.5, high + 0.5) } else { (low, high) };
+        let room = if low == 0.0 { 0.5 } else { low.abs() / 2.0 };
+        let (low, high) = if low == high { (low - room, high + room) } else { (low, high) };
         Some(Scale { low, high, is_log })
     }
 
@@ -76,13 +77,6 @@ impl Scale {
         (self.scaled(value) - low) / (high - low)
     }
 
-    /// The value at a position between the ends, from 0 to 1.
-    pub fn value(&self, position: f64) -> f64 {
-        let [low, high] = [self.low, self.high].map(|end| self.scaled(end));
-        let scaled = low + position * (high - low);
-        if self.is_log { scaled.exp() } else { scaled }
-    }
-
     /// Round values within the scale, with their labels.
     pub fn labelled_ticks(&self) -> Vec<(f64, String)> {
         let ticks = self.ticks();
@@ -121,45 +115,116 @@ impl Scale {
     }
 }
 
-/// Values on one axis in one form: `5k`, `10k`, or with all digits where a value has more than three: `8,192`, `16,384`.
+/// Ratio of the largest to the smallest value below which all values of an axis have one unit.
+const ONE_UNIT_RATIO: f64 = 20.0;
+
+/// Decimals up to which values are written exactly; more are written only where neighbours need them.
+const EXACT_DECIMALS: usize = 3;
+
+/// Relative error below which a value counts as exact.
+const ROUNDING: f64 = 1e-9;
+
+/// Decimals beyond which the digits of a number are noise.
+const DECIMALS_MAX: usize = 15;
+
+/// Share of the distance to a neighbour by which a label may differ from its value.
+const ERROR_MAX: f64 = 0.01;
+
+/// Values on one axis in one form: `5k`, `10k`, or with all digits where these are short: `8,192`, `16,384`. Labels have the
+/// digits that distinguish neighbours, at least three significant ones.
 pub fn labels(values: &[f64]) -> Vec<String> {
-    let is_whole = |value: &f64| value.fract() == 0.0 && (0.0..1e6).contains(value);
+    let is_whole = |value: &f64| value.fract() == 0.0 && (0.0..1e15).contains(value);
     let is_exact = |value: &f64| *value >= 1e3 && value % 100.0 != 0.0;
     let has_thousands = values.iter().any(|value| (1e4..1e6).contains(&value.abs()));
-    let has_all_digits = values.iter().all(is_whole) && values.iter().any(is_exact);
-    let label = |value: &f64| match value.abs() {
-        _ if has_thousands && has_all_digits => thousands(*value as u64),
-        1e3..1e4 if has_thousands => in_unit(*value, 1e3, "k"),
-        _ => label(*value),
+    let has_all_digits = values.iter().all(is_whole);
+    let is_short = || has_thousands && values.iter().all(|value| *value < 1e6);
+    if has_all_digits && is_short() && values.iter().any(is_exact) {
+        return values.iter().map(|value| thousands(*value as u64)).collect();
+    }
+    let sizes = values.iter().map(|value| value.abs()).filter(|size| *size > 0.0);
+    let largest = sizes.clone().fold(0.0, f64::max);
+    let smallest = sizes.fold(f64::INFINITY, f64::min);
+    let unit = |value: f64| match value.abs() {
+        _ if largest < ONE_UNIT_RATIO * smallest => AxisUnit::of(largest),
+        1e3..1e4 if has_thousands => AxisUnit { size: 1e3, symbol: "k".into() },
+        size => AxisUnit::of(size),
     };
-    values.iter().map(label).collect()
+    let distance = |value: f64| {
+        let others = values.iter().map(|other| (other - value).abs());
+        others.filter(|distance| *distance > 0.0).fold(f64::INFINITY, f64::min)
+    };
+    let places = values.iter().map(|&value| {
+        let unit = unit(value);
+        let scaled = value / unit.size;
+        let decimals = decimals(scaled, ERROR_MAX * distance(value) / unit.size);
+        (scaled, decimals, unit)
+    });
+    let places: Vec<(f64, usize, AxisUnit)> = places.collect();
+    if has_all_digits && places.iter().any(|(_, decimals, _)| *decimals > EXACT_DECIMALS) {
+        return values.iter().map(|value| thousands(*value as u64)).collect();
+    }
+    places.into_iter().map(|(scaled, decimals, unit)| unit.label(scaled, decimals)).collect()
 }
 
-/// A value on a scale: `0.05`, `1.5`, `200`, `20k`, `3M`.
+/// A value on a scale: `0.05`, `1.5`, `200`, `20k`, `3M`, `1e-6`.
 pub fn label(value: f64) -> String {
-    match value.abs() {
-        10_000.0..1e6 => in_unit(value, 1e3, "k"),
-        1e6..1e9 => in_unit(value, 1e6, "M"),
-        1e9..1e12 => in_unit(value, 1e9, "G"),
-        1e12.. => in_unit(value, 1e12, "T"),
-        _ => in_unit(value, 1.0, ""),
+    labels(&[value]).concat()
+}
+
+/// Unit of the labels of an axis.
+struct AxisUnit {
+    size: f64,
+    symbol: String,
+}
+
+impl AxisUnit {
+    /// The unit for a size: a prefix, or a power of ten where the size is smaller or larger than all of them.
+    fn of(size: f64) -> AxisUnit {
+        let (size, symbol) = match size {
+            0.0 | 1e-3..1e4 => (1.0, ""),
+            1e4..1e6 => (1e3, "k"),
+            1e6..1e9 => (1e6, "M"),
+            1e9..1e12 => (1e9, "G"),
+            1e12..1e15 => (1e12, "T"),
+            _ => {
+                let power = exponent(size);
+                return AxisUnit { size: 10_f64.powi(power), symbol: format!("e{power}") };
+            }
+        };
+        AxisUnit { size, symbol: symbol.into() }
+    }
+
+    fn label(&self, scaled: f64, decimals: usize) -> String {
+        if scaled == 0.0 {
+            return "0".into();
+        }
+        format!("{scaled:.decimals$}{}", self.symbol)
     }
 }
 
-/// A value with at most three decimals of a unit.
-fn in_unit(value: f64, factor: f64, unit: &str) -> String {
-    let text = format!("{:.3}", value / factor);
-    let text = text.trim_end_matches('0').trim_end_matches('.');
-    match text.trim_start_matches('-') {
-        "0" if value != 0.0 => format!("{value:.0e}"),
-        _ => format!("{text}{unit}"),
-    }
+/// The power of ten of a value, as scientific notation writes it.
+fn exponent(value: f64) -> i32 {
+    let text = format!("{value:.9e}");
+    text.rsplit_once('e').and_then(|(_, power)| power.parse().ok()).unwrap_or(0)
+}
+
+/// The fewest decimals of a value whose label may differ from it by `error_max`.
+fn decimals(value: f64, error_max: f64) -> usize {
+    let error_max = error_max.min(0.5 * 10_f64.powi(exponent(value) - 2));
+    let exact = error_max.min(ROUNDING * value.abs());
+    let error = |decimals: usize| {
+        let text = format!("{value:.decimals$}");
+        text.parse().map_or(f64::INFINITY, |rounded: f64| (rounded - value).abs())
+    };
+    let suffices = |decimals: &usize| {
+        error(*decimals) <= if *decimals < EXACT_DECIMALS { exact } else { error_max }
+    };
+    (0..DECIMALS_MAX).find(suffices).unwrap_or(DECIMALS_MAX)
 }
 
 /// The [`label`] of a value with three significant digits.
 pub fn rounded(value: f64) -> String {
-    let power = 10_f64.powf(2.0 - value.abs().max(f64::MIN_POSITIVE).log10().floor());
-    label((value * power).round() / power)
+    label(format!("{value:.2e}").parse().unwrap_or(value))
 }
 
 #[cfg(test)]
@@ -195,9 +260,14 @@ mod tests {
 
     #[test]
     fn three_digits_are_significant() {
-        for (value, text) in
-            [(252.6, "253"), (5.671, "5.67"), (0.0456, "0.046"), (41_234.0, "41.2k")]
-        {
+        for (value, text) in [
+            (252.6, "253"),
+            (5.671, "5.67"),
+            (0.0456, "0.0456"),
+            (0.007_754, "0.00775"),
+            (0.018_16, "0.0182"),
+            (41_234.0, "41.2k"),
+        ] {
             assert_eq!(rounded(value), text);
         }
     }
@@ -210,9 +280,37 @@ mod tests {
             (&[1000.0, 2048.0], "1000 2048"),
             (&[0.5, 1.0, 20_480.0], "0.5 1 20.48k"),
             (&[1e6, 2_500_000.0], "1M 2.5M"),
+            (&[0.0, 500_000.0, 1_000_000.0], "0 0.5M 1M"),
         ] {
             assert_eq!(labels(values).join(" "), expected);
         }
+    }
+
+    #[test]
+    fn labels_distinguish_their_values() {
+        for (values, expected) in [
+            (&[1e-6, 1.5e-6, 2e-6][..], "1e-6 1.5e-6 2e-6"),
+            (&[6.1e-4, 6.3e-4, 6.5e-4], "6.1e-4 6.3e-4 6.5e-4"),
+            (&[2.71, 2.7102, 2.7104], "2.71 2.7102 2.7104"),
+            (&[1e6, 1_000_002.0, 1_000_004.0], "1,000,000 1,000,002 1,000,004"),
+            (&[1.1e-24, 1.2e-24, 1.3e-24], "1.1e-24 1.2e-24 1.3e-24"),
+            (&[-2e-5, 0.0, 2e-5], "-2e-5 0 2e-5"),
+            (&[1e-9, 1e-3, 1.0], "1e-9 0.001 1"),
+            (&[1e24, 1.1e24], "1e24 1.1e24"),
+        ] {
+            assert_eq!(labels(values).join(" "), expected);
+        }
+        arbtest::arbtest(|u| {
+            let first = f64::from(u.int_in_range(-1000..=1000)?);
+            let width = 10_f64.powi(u.int_in_range(-9..=9)?);
+            let scale = Scale::linear([first, first + width].into_iter()).expect("values");
+            let ticks = scale.labelled_ticks();
+            for pair in ticks.windows(2) {
+                assert_ne!(pair[0].1, pair[1].1, "{ticks:?}");
+            }
+            Ok(())
+        })
+        .budget_ms(200);
     }
 
     #[test]
@@ -221,7 +319,7 @@ mod tests {
             (0.0, "0"),
             (0.05, "0.05"),
             (512.0, "512"),
-            (32_768.0, "32.768k"),
+            (32_768.0, "32,768"),
             (3e6, "3M"),
             (1e-6, "1e-6"),
         ] {

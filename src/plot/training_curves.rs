@@ -1,6 +1,6 @@
 //! Curves of training runs over their steps: loss, gradient norm, learning rate and step time, one below the other.
 
-use super::picture::{Anchor, Picture};
+use super::picture::{Anchor, Picture, Place};
 use super::scale::Scale;
 use super::{GRID, INK, PALETTE};
 
@@ -38,6 +38,8 @@ const BOTTOM: i32 = 200;
 const POINTS_MAX: usize = 600;
 /// Opacity of lines that others are compared with.
 const FAINT: f64 = 0.45;
+/// Half the length of a line through one point.
+const DASH: i32 = 6;
 /// Least distance between labels of an axis.
 const LABEL_DISTANCE: i32 = 60;
 /// Room above and below the outermost values, as a share of their range.
@@ -126,16 +128,28 @@ impl Panel {
             if let Some((curve, form)) = &self.beside {
                 let points = thinned(curve(run)).into_iter().map(place);
                 match form {
-                    Beside::Line => picture.faint_path(points, colour, 3, FAINT),
+                    Beside::Line => picture.faint_path(drawn(points.collect()), colour, 3, FAINT),
                     Beside::Discs => {
                         picture.faint_path(points.clone(), colour, 1, FAINT);
                         points.for_each(|point| picture.disc(point, 4, colour));
                     }
                 }
             }
-            picture.path(thinned((self.main)(run)).into_iter().map(place), colour, 1);
+            let points: Vec<Place> = thinned((self.main)(run)).into_iter().map(place).collect();
+            if let [point] = points[..] {
+                picture.disc(point, 3, colour);
+            }
+            picture.path(points, colour, 1);
         }
         Some(picture)
+    }
+}
+
+/// The corners of a line through points; a dash where there is one.
+fn drawn(points: Vec<Place>) -> Vec<Place> {
+    match points[..] {
+        [(x, y)] => vec![(x - DASH, y), (x + DASH, y)],
+        _ => points,
     }
 }
 
@@ -182,6 +196,14 @@ mod tests {
         ] {
             assert_eq!(svg.contains(part), occurs, "{part}");
         }
+    }
+
+    #[test]
+    fn one_step_is_a_disc() {
+        let svg = |steps| training_picture(&[run(steps)]).unwrap().svg().unwrap();
+        let discs = |steps| svg(steps).matches("<circle").count();
+        // Those of one step are its evaluation, and loss, learning rate and step time.
+        assert_eq!((discs(1), discs(2)), (4, 1));
     }
 
     #[test]
