@@ -90,8 +90,10 @@ impl MemoryFront {
         for place in &others {
             picture.disc(*place, 4, PALETTE[7]);
         }
+        let mut marks: Vec<[Place; 2]> = others.into_iter().map(|place| [place; 2]).collect();
         for plan in front.iter().map(|&plan| &self.plans[plan]) {
             let ends = plan.interval_s.map(|time| place(plan.memory_gib, time));
+            marks.push(ends);
             picture.faint_path(ends, PALETTE[0], 1, OPACITY);
             for (x, y) in ends {
                 picture.faint_path([(x - CAP, y), (x + CAP, y)], PALETTE[0], 1, OPACITY);
@@ -99,7 +101,7 @@ impl MemoryFront {
             picture.disc(place(plan.memory_gib, plan.step_time_s), 4, PALETTE[0]);
         }
         let named = places.zip(&front).map(|(place, &plan)| (place, self.plans[plan].name.clone()));
-        name_points(&mut picture, NAMES, [TOP, BOTTOM], named.collect(), &others);
+        name_points(&mut picture, NAMES, [TOP, BOTTOM], named.collect(), &marks);
         picture.path([(LEFT, BOTTOM), (RIGHT, BOTTOM)], INK, 1);
         Some(picture)
     }

@@ -12,7 +12,7 @@ use plotters::style::RGBColor;
 
 use super::names::name_points;
 use super::picture::{Anchor, Picture, Place};
-use super::scale::{Scale, label, rounded};
+use super::scale::{Scale, label, labels, rounded};
 use super::{GRID, INK, PALETTE};
 use crate::text::percent;
 
@@ -163,20 +163,17 @@ impl RooflinePlot {
             picture.disc((left + 4, 61), 5, colour);
             picture.text(name, (left + 16, 55), Anchor::Start, 14);
         }
-        for tick in self.x.ticks() {
+        for (tick, name) in self.x.labelled_ticks() {
             let across = self.place(tick, 1.0).0;
             self.picture.path([(across, TOP), (across, BOTTOM)], GRID, 1);
-            self.picture.text(label(tick), (across, BOTTOM + 9), Anchor::Middle, 14);
+            self.picture.text(name, (across, BOTTOM + 9), Anchor::Middle, 14);
         }
-        for tick in self.y.ticks() {
+        let rates = self.y.ticks();
+        let scaled: Vec<f64> = rates.iter().map(|tick| tick / self.unit.factor).collect();
+        for (tick, name) in rates.into_iter().zip(labels(&scaled)) {
             let height = self.place(1.0, tick).1;
             self.picture.path([(LEFT, height), (RIGHT, height)], GRID, 1);
-            self.picture.text(
-                label(tick / self.unit.factor),
-                (LEFT - 8, height - 8),
-                Anchor::End,
-                14,
-            );
+            self.picture.text(name, (LEFT - 8, height - 8), Anchor::End, 14);
         }
         let middle = ((LEFT + RIGHT) / 2, BOTTOM + 34);
         let name = "arithmetic intensity in FLOPs per byte of memory traffic";
@@ -218,8 +215,10 @@ impl RooflinePlot {
             }
         }
         gemms.iter().for_each(|gemm| self.point(&gemm.shard, PALETTE[0]));
-        let wholes = gemms.iter().flat_map(|gemm| &gemm.whole);
-        let wholes: Vec<Place> = wholes.map(|gemm| self.place(gemm.intensity, gemm.rate)).collect();
+        let points = gemms.iter().flat_map(|gemm| std::iter::once(&gemm.shard).chain(&gemm.whole));
+        let whisker =
+            |point: &RooflinePoint| point.interval.map(|rate| self.place(point.intensity, rate));
+        let whiskers: Vec<[Place; 2]> = points.map(whisker).collect();
         let named = gemms.iter().map(|OpGemm { name, shard, .. }| {
             let roof = peak.min(bandwidth * shard.intensity);
             let RateUnit { prefix, factor } = self.unit;
@@ -228,7 +227,7 @@ impl RooflinePlot {
             (self.place(shard.intensity, shard.rate), name)
         });
         let named = named.collect();
-        name_points(&mut self.picture, NAMES, [TOP, BOTTOM], named, &wholes);
+        name_points(&mut self.picture, NAMES, [TOP, BOTTOM], named, &whiskers);
     }
 
     fn point(&mut self, point: &RooflinePoint, colour: RGBColor) {
