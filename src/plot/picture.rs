@@ -9,6 +9,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontTransform, TextStyle, register_font};
 
+use narrows_plan::printable;
+
 use super::INK;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
@@ -115,7 +117,7 @@ impl Picture {
 
     /// Draws a text whose upper edge is at `place`.
     pub fn text(&mut self, text: impl Into<String>, place: Place, anchor: Anchor, size: i32) {
-        let text = text.into();
+        let text = drawable(text.into());
         let width = (CHARACTER * f64::from(size) * text.chars().count() as f64) as i32;
         let right = match anchor {
             Anchor::Start => place.0 + width,
@@ -130,7 +132,7 @@ impl Picture {
 
     /// Draws a text from bottom to top, centred at `place`.
     pub fn vertical_text(&mut self, text: impl Into<String>, place: Place, size: i32) {
-        let (text, anchor) = (text.into(), Anchor::Middle);
+        let (text, anchor) = (drawable(text.into()), Anchor::Middle);
         self.marks.push(Mark::Text { text, place, anchor, size, is_vertical: true });
     }
 
@@ -253,6 +255,11 @@ impl ImageFormat {
     }
 }
 
+/// A text without the characters that XML does not allow, which names in files may have.
+fn drawable(text: String) -> String {
+    printable(&text).replace(['\u{fffe}', '\u{ffff}'], "\u{fffd}")
+}
+
 /// Checks that a picture can be written to the file of a flag, before a long computation.
 ///
 /// # Errors
@@ -288,6 +295,16 @@ mod tests {
     fn texts_are_escaped_in_svg() {
         let svg = picture().svg().unwrap();
         assert!(svg.contains("a &lt; b") && svg.contains("<circle"), "{svg}");
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let mut picture = picture();
+        picture.text("\u{1b}[31m\u{1}\u{ffff}", (0, 0), Anchor::Start, 12);
+        picture.vertical_text("a\u{8}", (0, 0), 12);
+        let svg = picture.svg().unwrap();
+        let is_allowed = |c: char| c == '\n' || !c.is_control() && c != '\u{ffff}';
+        assert!(svg.chars().all(is_allowed) && svg.contains("\\u{1b}[31m"), "{svg}");
     }
 
     #[test]
