@@ -5,6 +5,11 @@ use std::fmt::Display;
 pub use narrows_plan::counts::{every, plural, plural_with, thousands};
 use narrows_plan::{ContextAttention, Mesh, PipelineSchedule, Plan, Zero};
 
+/// Batch and sequence length of a step: `32 sequences of 4,096 tokens`.
+pub fn batch_phrase(global_batch: u64, sequence_length: u64) -> String {
+    format!("{} of {}", plural(global_batch, "sequence"), plural(sequence_length, "token"))
+}
+
 /// A large number with three significant digits: `6.74 B`, `58.1 M`.
 pub fn count(number: u64) -> String {
     let (value, unit) = match number {
@@ -171,6 +176,12 @@ pub fn shell_word(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batches_have_singulars() {
+        assert_eq!(batch_phrase(32, 1), "32 sequences of 1 token");
+        assert_eq!(batch_phrase(1, 4096), "1 sequence of 4,096 tokens");
+    }
 
     #[test]
     fn cells_with_separators_are_quoted() {

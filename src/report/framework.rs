@@ -15,7 +15,7 @@ use super::{Report, training_run};
 use crate::args::Detail;
 use crate::errors::CommandResult;
 use crate::priced_plan::estimate_run;
-use crate::text::{count, interval_90, percent, plural, rate, thousands};
+use crate::text::{batch_phrase, count, interval_90, percent, plural, rate, thousands};
 
 /// Output of `cost --framework`.
 #[derive(Serialize)]
@@ -152,8 +152,7 @@ impl<'a> FrameworkReport<'a> {
 
     fn step_fields(&self) -> Vec<(&'static str, String)> {
         let StepFields { mesh, workload, recompute, zero, sequence_parallel, chunks } = &self.step;
-        let sequences = plural(workload.global_batch, "sequence");
-        let tokens = thousands(workload.sequence_length);
+        let batch = batch_phrase(workload.global_batch, workload.sequence_length);
         let microbatches = plural(workload.microbatches(mesh), "microbatch");
         let microbatches = microbatches.replace("microbatchs", "microbatches");
         let of = thousands(workload.micro_batch);
@@ -167,7 +166,7 @@ impl<'a> FrameworkReport<'a> {
             ("framework", self.framework.description.to_owned()),
             ("attention", self.framework.attention_kernel.to_owned()),
             ("model", format!("{} parameters, dense", count(self.parameters))),
-            ("step", format!("{sequences} of {tokens} tokens, {microbatches} of {of} per replica")),
+            ("step", format!("{batch}, {microbatches} of {of} per replica")),
             ("mesh", format!("{mesh}{zero}{tokens_of}{chunks}")),
             ("recompute", recompute_phrase(*recompute).to_owned()),
         ]

@@ -25,7 +25,7 @@ use crate::plot::{
 };
 use crate::priced_plan::PricedPlan;
 use crate::step_cost::StepCost;
-use crate::text::{count, mesh_and_zero, plural, schedule, thousands};
+use crate::text::{batch_phrase, count, mesh_and_zero, plural, schedule, thousands};
 
 /// Output of `plan` and `cost`.
 #[derive(Serialize)]
@@ -171,9 +171,8 @@ impl<'a> PlanReport<'a> {
             (
                 "step",
                 format!(
-                    "{} of {} tokens, {microbatches} of {} per replica",
-                    plural(workload.global_batch, "sequence"),
-                    thousands(workload.sequence_length),
+                    "{}, {microbatches} of {} per replica",
+                    batch_phrase(workload.global_batch, workload.sequence_length),
                     thousands(workload.micro_batch),
                 ),
             ),

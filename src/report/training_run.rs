@@ -9,8 +9,7 @@ use crate::unit::Unit;
 
 /// Prints the run with its intervals and assumptions.
 pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
-    let tokens = count(run.tokens.round() as u64);
-    page.heading(format!("Run of {tokens} tokens"));
+    page.heading(title(run));
     let days = Unit::Days.common(run.days_interval.into_iter().chain([run.days]));
     let interval = interval_90(run.days_interval, run.days_interval.map(|end| days.format(end)));
     let time = format!("{} ({interval})", days.format(run.days));
@@ -32,6 +31,14 @@ pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
     page.fields(&fields);
 }
 
+/// The heading of a run.
+fn title(run: &TrainingRunEstimate) -> String {
+    match run.tokens.round() as u64 {
+        1 => "Run of 1 token".into(),
+        tokens => format!("Run of {} tokens", count(tokens)),
+    }
+}
+
 /// Prints the runs under several plans, a column each; nothing without runs.
 pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, Align)]) {
     let Some(first) = runs.first() else { return };
@@ -51,7 +58,7 @@ pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, A
         row("goodput", &|run| run.failures.map(|failures| percent(failures.goodput))),
     ];
     rows.retain(|row| row[1..].iter().any(|cell| !cell.is_empty()));
-    page.heading(format!("Run of {} tokens", count(first.tokens.round() as u64)));
+    page.heading(title(first));
     page.table(columns, &rows);
 }
 

@@ -20,7 +20,7 @@ use super::exact_step;
 use super::page::{Align, Page};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
 use crate::breakdown;
-use crate::text::{mesh_and_schedule, plural, thousands};
+use crate::text::{batch_phrase, mesh_and_schedule, plural, thousands};
 use crate::unit::Unit;
 
 pub use history::RunHistory;
@@ -79,10 +79,9 @@ impl RunHeader<'_> {
             (
                 "steps",
                 format!(
-                    "{} of {} of {} tokens",
+                    "{} of {}",
                     thousands(training.recipe.steps),
-                    plural(work.global_batch, "sequence"),
-                    thousands(work.sequence_length)
+                    batch_phrase(work.global_batch, work.sequence_length)
                 ),
             ),
             (
