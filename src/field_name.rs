@@ -105,7 +105,7 @@ fn split(key: &str) -> Option<(&str, Unit)> {
     match key {
         "global_batch" | "micro_batch" => return Some((key, Unit::Sequences)),
         "sequence_length" | "tokens" => return Some((key, Unit::Tokens)),
-        "bytes" => return Some((key, Unit::Bytes)),
+        "bytes" | "memory_limit" => return Some((key, Unit::Bytes)),
         _ if key.contains("efficiency") => return Some((key, Unit::Efficiency)),
         // "Flops" is part of the quantity too: a device has several peaks.
         "peak_flops_per_s" => return Some(("peak_flops", Unit::FlopsPerSecond)),

@@ -96,15 +96,6 @@ impl Unit {
         }
     }
 
-    /// A value as it was typed, with its unit; bytes with a prefix.
-    pub fn phrase(self, value: f64) -> String {
-        match (self, self.symbol()) {
-            (Unit::Bytes, _) => self.format(value),
-            (_, "") => value.to_string(),
-            (_, symbol) => format!("{value} {symbol}"),
-        }
-    }
-
     /// As [`format`](Unit::format), a range where the two values differ.
     pub fn format_range(self, [low, high]: [f64; 2]) -> String {
         match low == high {
@@ -195,6 +186,16 @@ impl Unit {
             false => prefix,
         });
         CommonUnit { unit: self, prefix, is_mixed }
+    }
+}
+
+impl Unit {
+    /// The unit of an axis with these values: bytes have a prefix, other values are as they were typed.
+    pub fn of_axis(self, values: impl IntoIterator<Item = f64>) -> CommonUnit {
+        match self {
+            Unit::Bytes => self.common(values),
+            _ => self.common([]),
+        }
     }
 }
 

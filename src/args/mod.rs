@@ -87,6 +87,7 @@ pub use tokenizer::tokenizer_files_of;
 pub use trace::TraceSettings;
 pub use training_run::TrainingRunArgs;
 pub use ui::UiArgs;
+pub use units::memory_limit;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
 pub use validation::ValidationSettings;
 pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};

@@ -229,6 +229,7 @@ fn break_even_values(
     let field = scenario.field(name.trim()).map_err(in_flag)?;
     scenario.confirm_effect(&field, &[]).map_err(in_flag)?;
     if let Some(range) = parse_range(values) {
+        let range = range.map_err(in_flag)?;
         if scenario.is_continuous(&field) {
             return Ok((field, BreakEvenValues::Range(range)));
         }
@@ -238,7 +239,7 @@ fn break_even_values(
         return Err(Failure::input(problem(message).hint(hint)));
     }
     let values = parse_values(values).map_err(in_flag)?;
-    match sorted_numbers(&values) {
+    match sorted_numbers(&field, &values) {
         Some(numbers) if numbers.len() > 1 => Ok((field, BreakEvenValues::List(numbers))),
         _ => {
             let message = format!("`{text}` has no two numbers above zero");

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::errors::Problem;
 use crate::field_name::FieldName;
 use crate::text::{count, mesh_phrase};
-use crate::unit::Unit;
+use crate::unit::CommonUnit;
 use crate::whatif::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, text_of};
 
 use super::crossover::mark_crossovers;
@@ -83,8 +83,8 @@ pub fn sweep_figures(
         Ok(x) if suits(PlotKind::HeatMap) => throughput_map(axes, x, points, outcomes),
         _ => None,
     };
-    let caption = "Tokens per second of the fastest plan: the darker, the more. Lines separate meshes and ZeRO \
-                   stages.";
+    let caption = "Tokens per second of the fastest plan: the darker, the more. Grey cells have no plan. Lines \
+                   separate meshes and ZeRO stages.";
     figures.extend(Figure::of(PlotKind::HeatMap, map.and_then(|map| map.picture()), caption));
     let Some(subject) = subject(axes, points) else { return figures };
     if suits(PlotKind::Scaling) {
@@ -95,7 +95,7 @@ pub fn sweep_figures(
         figures.extend(Figure::of(PlotKind::Scaling, picture, caption));
     }
     if let (Some(mut chart), true) = (chart, suits(PlotKind::Crossover)) {
-        let unit = horizontal(axes).map_or(Unit::One, |x| axes[x].field.field_name().unit());
+        let unit = horizontal(axes).map_or("", |x| axis_unit(&axes[x]).symbol());
         let crossovers = mark_crossovers(&mut chart, unit);
         let (title, caption) = match crossovers {
             0 => {
@@ -224,10 +224,19 @@ fn throughput_map(
         ("D: data axis", uses(|plan| plan.mesh.data > 1)),
         ("Z: stage of ZeRO", uses(|plan| plan.zero != Zero::Off)),
     ];
-    let letters = letters.into_iter().filter_map(|(letter, is_used)| is_used.then_some(letter));
-    let legend = ["darker: more tokens/s", "lines separate meshes and ZeRO stages"];
+    let has_empty_cells = plans().count() < outcomes.len();
+    let legend = [
+        ("darker: more tokens/s", true),
+        ("grey: no plan", has_empty_cells),
+        ("lines separate meshes and ZeRO stages", true),
+    ];
+    let legend = legend.into_iter().chain(letters);
+    let legend = legend.filter_map(|(phrase, is_used)| is_used.then_some(phrase));
     let names = |axis: &SweepAxis| {
-        (axis_label(&axis.field.field_name()), axis.values.iter().map(text_of).collect())
+        let has_numbers = axis.values.iter().all(Value::is_number);
+        let name = axis.field.field_name();
+        let symbol = if has_numbers { name.unit().symbol() } else { "" };
+        (axis_label(&name, symbol), axis.values.iter().map(text_of).collect())
     };
     Some(HeatMap {
         title: format!("{}tokens per second of the fastest plan", subject(axes, points)?),
@@ -237,7 +246,7 @@ fn throughput_map(
             .flat_map(|row| (0..columns).map(move |column| (row, column)))
             .map(|(row, column)| cell(row, column))
             .collect(),
-        legend: legend.into_iter().chain(letters).collect::<Vec<_>>().join("; "),
+        legend: legend.collect::<Vec<_>>().join("; "),
     })
 }
 
@@ -248,9 +257,10 @@ fn step_time_chart(
     outcomes: &[PointOutcome],
 ) -> Option<LineChart> {
     let x = horizontal(axes).ok()?;
+    let unit = axis_unit(&axes[x]);
     let mut series: Vec<Series> = vec![];
     for (point, planned) in planned(points, outcomes) {
-        let Some(at) = point.values[x].as_f64() else { continue };
+        let Some(at) = axes[x].field.number(&point.values[x]) else { continue };
         let name = series_name(axes, Some(x), &point.values);
         let index = series.iter().position(|known| known.name == name).unwrap_or_else(|| {
             series.push(Series { name, points: vec![] });
@@ -258,7 +268,7 @@ fn step_time_chart(
         });
         let prediction = &planned.prediction;
         series[index].points.push(ChartPoint {
-            x: at,
+            x: unit.scaled(at),
             y: prediction.step_time_s,
             interval: prediction.step_time_interval_s,
         });
@@ -268,7 +278,7 @@ fn step_time_chart(
     }
     Some(LineChart {
         title: format!("{}step time of the fastest plan", subject(axes, points)?),
-        x_label: axis_label(&axes[x].field.field_name()),
+        x_label: axis_label(&axes[x].field.field_name(), unit.symbol()),
         y_label: "step time in seconds".into(),
         series,
         guides: vec![],
@@ -285,20 +295,25 @@ fn subject(axes: &[SweepAxis], points: &[Point]) -> Option<String> {
     Some(if subject.is_empty() { subject } else { format!("{subject}: ") })
 }
 
-/// The last parts of a field's name, with its unit: `inter node bandwidth in GB/s`.
-fn axis_label(field: &FieldName) -> String {
+/// Unit of the horizontal axis over a field: that of the field, of bytes with a prefix.
+fn axis_unit(axis: &SweepAxis) -> CommonUnit {
+    axis.field.field_name().unit().of_axis(axis.numbers())
+}
+
+/// The last parts of a field's name, with a unit: `inter node bandwidth in GB/s`.
+fn axis_label(field: &FieldName, symbol: &str) -> String {
     let name = field.short();
     let keys: Vec<&str> = name.split('.').collect();
     let name = keys[keys.len().saturating_sub(2)..].join(" ").replace('_', " ");
-    match field.unit().symbol() {
+    match symbol {
         "" => name,
-        symbol => format!("{name} in {symbol}"),
+        _ => format!("{name} in {symbol}"),
     }
 }
 
 /// The axis with the most numbers.
 fn horizontal(axes: &[SweepAxis]) -> Result<usize, Problem> {
-    let numbers = |axis: &SweepAxis| axis.values.iter().filter(|value| value.is_number()).count();
+    let numbers = |axis: &SweepAxis| axis.numbers().count();
     let most = (0..axes.len()).rev().max_by_key(|&index| numbers(&axes[index]));
     most.filter(|&index| numbers(&axes[index]) > 1).ok_or_else(|| {
         let hint = "a swept field with two or more numbers, such as devices=8..64*2";
@@ -330,7 +345,8 @@ mod tests {
             ("hardware.executors.captured.gap_s", "captured gap in s"),
             ("hardware.device.peak_flops_per_s.bf16", "peak flops bf16 in FLOP/s"),
         ] {
-            assert_eq!(axis_label(&FieldName::new(field)), label);
+            let field = FieldName::new(field);
+            assert_eq!(axis_label(&field, field.unit().symbol()), label);
         }
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::page::{Align, Cell, Page};
 use crate::field_name::FieldName;
-use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, gap_phrase, text_of};
+use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, gap_phrase, short, text_of};
 
 /// Values of a field at which one of two alternatives overtakes the other.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -77,16 +77,20 @@ impl BreakEvenReport {
     /// Place of a region in words: between the middles of the gaps around it.
     fn place(&self, index: usize) -> String {
         let name = self.field.short();
-        let unit = self.field.unit();
-        let boundary = |gap: usize| Some(gap_phrase(*self.break_even.get(gap)?, unit));
+        let values = self.regions.iter().flat_map(|region| region.values);
+        let unit = self.field.unit().of_axis(values);
+        let scaled = |values: [f64; 2]| values.map(|value| unit.scaled(value));
+        let boundary =
+            |gap: usize| Some(gap_phrase(scaled(*self.break_even.get(gap)?), unit.symbol()));
         let below = index.checked_sub(1).and_then(boundary);
         match (below, boundary(index)) {
             (None, Some(above)) => format!("below {above} of {name}"),
             (Some(below), None) => format!("above {below} of {name}"),
             (Some(below), Some(above)) => format!("from {below} to {above} of {name}"),
             (None, None) => {
-                let [low, high] = self.regions[index].values.map(|value| unit.phrase(value));
-                format!("at every planned value, from {low} to {high} of {name}")
+                let ([low, high], symbol) = (scaled(self.regions[index].values), unit.symbol());
+                let range = format!("from {} to {} {symbol}", short(low), short(high));
+                format!("at every planned value, {} of {name}", range.trim_end())
             }
         }
     }

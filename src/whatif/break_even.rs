@@ -9,6 +9,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::errors::Problem;
+
+use super::field::SweepField;
 use super::sweep::PointOutcome;
 use super::values::geometric_mean;
 
@@ -143,17 +146,26 @@ fn rounded_between(value: f64, [low, high]: [f64; 2]) -> f64 {
 }
 
 /// Parses `LOW..HIGH`; `None` for values of another form.
-pub fn parse_range(values: &str) -> Option<[f64; 2]> {
+///
+/// # Errors
+/// Limits that are not above zero and in ascending order. The problem has no location.
+pub fn parse_range(values: &str) -> Option<Result<[f64; 2], Problem>> {
     let (low, high) = values.split_once("..")?;
     let parse = |text: &str| text.trim().parse().ok().filter(|value: &f64| value.is_finite());
     let [low, high] = [parse(low)?, parse(high)?];
-    (low > 0.0 && high > low).then_some([low, high])
+    let message = match low {
+        ..=0.0 => format!("the limits are to be above zero, and {low} is not"),
+        _ if low > high => format!("{low} is above {high}"),
+        _ if low == high => format!("both limits are {low}"),
+        _ => return Some(Ok([low, high])),
+    };
+    Some(Err(Problem::new("", message).hint("a range such as 5..400")))
 }
 
-/// The positive numbers of a list in ascending order; `None` where a value is none.
-pub fn sorted_numbers(values: &[Value]) -> Option<Vec<f64>> {
-    let mut numbers: Vec<f64> =
-        values.iter().map(|value| value.as_f64().filter(|n| *n > 0.0)).collect::<Option<_>>()?;
+/// The positive numbers among the values of a field in ascending order; `None` where a value is none.
+pub fn sorted_numbers(field: &SweepField, values: &[Value]) -> Option<Vec<f64>> {
+    let number = |value| field.number(value).filter(|number| *number > 0.0);
+    let mut numbers: Vec<f64> = values.iter().map(number).collect::<Option<_>>()?;
     numbers.sort_by(f64::total_cmp);
     Some(numbers)
 }
@@ -241,9 +253,17 @@ mod tests {
 
     #[test]
     fn ranges_have_two_positive_ends() {
-        assert_eq!(parse_range("5..400"), Some([5.0, 400.0]));
-        for text in ["5..400*2", "5..400+5", "400..5", "0..5", "5", "a..b", "5..5"] {
+        assert_eq!(parse_range("5..400"), Some(Ok([5.0, 400.0])));
+        for text in ["5..400*2", "5..400+5", "5", "a..b"] {
             assert_eq!(parse_range(text), None, "{text}");
+        }
+        for (text, message) in [
+            ("400..5", "400 is above 5"),
+            ("0..5", "the limits are to be above zero, and 0 is not"),
+            ("5..5", "both limits are 5"),
+        ] {
+            let problem = parse_range(text).expect("a range").unwrap_err();
+            assert_eq!(problem.message, message);
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use narrows_planner::MemoryLimit;
 use serde_json::Value;
 
-use crate::args::{PlanningArgs, TrainingRunArgs, flags};
+use crate::args::{PlanningArgs, TrainingRunArgs, flags, memory_limit};
 use crate::errors::Problem;
 use crate::field_name::FieldName;
 
@@ -145,6 +146,19 @@ impl SweepField {
             SweepField::Model(path) => format!("model.{path}"),
             SweepField::Hardware(field) => field.typed.to_string(),
             SweepField::Alternative => "alternative".into(),
+        }
+    }
+
+    /// A value as a number: sizes such as `8GiB` in bytes. `None` for words.
+    pub fn number(&self, value: &Value) -> Option<f64> {
+        match (self, value) {
+            (SweepField::Flag(flag), Value::String(text)) if flag == "memory-limit" => {
+                match memory_limit(text) {
+                    Ok(MemoryLimit::Bytes(bytes)) => Some(bytes.as_f64()),
+                    _ => None,
+                }
+            }
+            _ => value.as_f64(),
         }
     }
 

@@ -15,6 +15,13 @@ pub struct SweepAxis {
     pub values: Vec<Value>,
 }
 
+impl SweepAxis {
+    /// The values that are numbers.
+    pub fn numbers(&self) -> impl Iterator<Item = f64> + '_ {
+        self.values.iter().filter_map(|value| self.field.number(value))
+    }
+}
+
 /// One combination of values, with its request.
 #[derive(Debug)]
 pub struct Point {

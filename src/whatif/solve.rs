@@ -117,6 +117,11 @@ impl Quantity {
         }
     }
 
+    /// Whether the quantity is a share, which is never above 1.
+    fn is_share(self) -> bool {
+        matches!(self, Quantity::Mfu | Quantity::Goodput)
+    }
+
     /// The flag without which a run has no such quantity.
     fn missing_flag(self, run: Option<&TrainingRunTerms>) -> Option<&'static str> {
         let needs_run = !matches!(
@@ -203,6 +208,13 @@ impl Condition {
             return Err(problem.hint(names));
         };
         match bound.parse() {
+            Ok(bound) if quantity.is_share() && bound > 1.0 && f64::is_finite(bound) => {
+                let message = format!("{} is a share, at most 1, not {bound}", quantity.name());
+                let (share, symbol) = (bound / 100.0, comparison.symbol());
+                let hint = format!("{} {symbol} {share}", quantity.name());
+                let problem = Problem::new("--until", message);
+                Err(if share <= 1.0 { problem.hint(hint) } else { problem })
+            }
             Ok(bound) if f64::is_finite(bound) => {
                 Ok(Condition::Bound { quantity, comparison, bound })
             }
@@ -301,10 +313,13 @@ mod tests {
             ("time < 1", "no quantity"),
             ("days < soon", "not a number"),
             ("days < inf", "not a number"),
+            ("mfu >= 40", "mfu is a share, at most 1, not 40"),
+            ("goodput > 1.5", "goodput is a share"),
         ] {
             let problem = Condition::parse(text).unwrap_err();
             assert!(problem.message.contains(part), "{text}: {}", problem.message);
         }
+        assert_eq!(Condition::parse("mfu >= 40").unwrap_err().hints, ["mfu >= 0.4"]);
         let days = Condition::parse("days < 3").unwrap();
         assert!(days.check(None).unwrap_err().message.contains("--tokens"));
         assert!(Condition::Fits.check(None).is_ok());

@@ -85,11 +85,12 @@ impl SweepAxis {
     /// # Errors
     /// Values that are not numbers.
     pub fn sort_numbers(&mut self) -> Result<(), Problem> {
-        if let Some(value) = self.values.iter().find(|value| !value.is_number()) {
+        let field = &self.field;
+        if let Some(value) = self.values.iter().find(|value| field.number(value).is_none()) {
             let message = format!("`{}` is not a number, so no value is the smallest", value);
             return Err(Problem::new("--vary", message).hint("numbers such as devices=8..64*2"));
         }
-        let number = |value: &Value| value.as_f64().unwrap_or_default();
+        let number = |value: &Value| field.number(value).unwrap_or_default();
         self.values.sort_by(|a, b| number(a).total_cmp(&number(b)));
         Ok(())
     }

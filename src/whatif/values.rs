@@ -1,9 +1,8 @@
-//! Values of a sweep as they are typed: `4,8,16`, `8..64+8` and `8..512*2`, also mixed.
+//! Values of a sweep as they are typed: `4,8,16`, `8..64+8` and `8..512*2`, also mixed and with units.
 
 use serde_json::{Number, Value};
 
 use crate::errors::Problem;
-use crate::unit::Unit;
 
 /// Most values of one field.
 const VALUES_MAX: usize = 1_000_000;
@@ -34,15 +33,15 @@ pub fn geometric_mean([low, high]: [f64; 2]) -> f64 {
 /// Ratio of the ends of a gap that is written as one number.
 const NARROW: f64 = 1.02;
 
-/// A value of a gap in words, with its unit: the middle with three digits where the gap is narrow, or its two ends.
-pub fn gap_phrase([low, high]: [f64; 2], unit: Unit) -> String {
-    if low > 0.0 && high / low < NARROW {
+/// A value of a gap in words, with the symbol of its unit: the middle with three digits where the gap is narrow, or its two ends.
+pub fn gap_phrase([low, high]: [f64; 2], symbol: &str) -> String {
+    let text = if low > 0.0 && high / low < NARROW {
         let middle = geometric_mean([low, high]);
-        let middle = format!("{middle:.2e}").parse().unwrap_or(middle);
-        return unit.phrase(middle);
-    }
-    let low = if unit == Unit::Bytes { unit.phrase(low) } else { low.to_string() };
-    format!("a value between {low} and {}", unit.phrase(high))
+        format!("{middle:.2e}").parse().unwrap_or(middle).to_string()
+    } else {
+        format!("a value between {} and {}", short(low), short(high))
+    };
+    format!("{text} {symbol}").trim_end().to_owned()
 }
 
 /// The values of a scalar, or of a range of at most `room` values.
@@ -84,8 +83,16 @@ fn parse_range(item: &str, start: &str, rest: &str, room: usize) -> Result<Vec<V
         (None, Some((end, factor))) => (end, '*', factor),
         _ => return Err(malformed()),
     };
+    // A unit follows every number but a factor.
+    let start = start.trim();
+    let unit = match start.parse::<f64>() {
+        Ok(_) => "",
+        Err(_) => start.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.'),
+    };
     let parse = |text: &str| text.trim().parse().ok().filter(|value: &f64| value.is_finite());
-    let (Some(start), Some(end), Some(step)) = (parse(start), parse(end), parse(step)) else {
+    let with_unit = |text: &str| parse(text.trim().strip_suffix(unit)?);
+    let step = if operator == '+' { with_unit(step) } else { parse(step) };
+    let (Some(start), Some(end), Some(step)) = (with_unit(start), with_unit(end), step) else {
         return Err(malformed());
     };
     let (count, value): (f64, Box<dyn Fn(f64) -> f64>) = match operator {
@@ -112,7 +119,19 @@ fn parse_range(item: &str, start: &str, rest: &str, room: usize) -> Result<Vec<V
         };
         return Err(problem(message).hint("a larger step, or a narrower range"));
     }
-    Ok((0..=count as u64).map(|index| number(rounded(value(index as f64)))).collect())
+    let value = |index: u64| match (number(rounded(value(index as f64))), unit) {
+        (number, "") => number,
+        (number, unit) => Value::String(format!("{number}{unit}")),
+    };
+    Ok((0..=count as u64).map(value).collect())
+}
+
+/// A value with at most six digits, if it is a fraction.
+pub fn short(value: f64) -> f64 {
+    match value.fract() {
+        0.0 => value,
+        _ => format!("{value:.5e}").parse().unwrap_or(value),
+    }
 }
 
 /// A value without the last bits, in which `3 * 0.1` differs from `0.3`.
@@ -143,6 +162,8 @@ mod tests {
             ("true,false", json!([true, false])),
             ("4,4", json!([4, 4])),
             ("7..7+1", json!([7])),
+            ("8GiB..64GiB*2", json!(["8GiB", "16GiB", "32GiB", "64GiB"])),
+            ("0.5GiB..1.5GiB+0.5GiB", json!(["0.5GiB", "1GiB", "1.5GiB"])),
             ("1..10*3", json!([1, 3, 9])),
             ("4..6+1,5,1..2+1", json!([4, 5, 6, 5, 1, 2])),
         ] {
@@ -163,6 +184,8 @@ mod tests {
             ("0..1e18+1", "`0..1e18+1` has more than a million"),
             ("0..999998+1,5,2..9+1", "with `2..9+1`, the field has more than a million"),
             ("1..x*2", "not a range"),
+            ("1GiB..2MiB*2", "not a range"),
+            ("1GiB..2GiB+1", "not a range"),
             ("1..inf+1", "not a range"),
             ("1..-5*2", "ends before"),
         ] {

@@ -186,6 +186,8 @@ fn values_that_satisfy_a_condition_are_found() {
         ("fits", "strategy=btp,auto", "is not a number"),
         ("fits", "ranks=8", "--vary: no field is called"),
         ("fits", "devices", "--vary: `devices` has no `=`"),
+        ("fits", "memory_limit=auto,1GiB", "`\"auto\"` is not a number"),
+        ("mfu >= 40", "rank=8", "--until: mfu is a share, at most 1, not 40\n  hint: mfu >= 0.4"),
     ] {
         let output = command(condition, vary).assert().code(2);
         let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
@@ -257,6 +259,19 @@ fn fields_are_listed() {
         assert!(text.contains(field), "{field} in {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn cells_without_a_plan_are_explained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sweep.svg");
+    let path = path.to_str().expect("a path");
+    for (tensor, is_explained) in [("1,2", false), ("1,3", true)] {
+        let sweep = format!("--sweep rank=64,128 --sweep tensor={tensor}");
+        stdout(&format!("{SMALL} {sweep} --plot {path} --plot-kind heat-map"));
+        let svg = fs::read_to_string(path).expect("the picture");
+        assert_eq!(svg.contains("grey: no plan"), is_explained, "{sweep}");
+    }
 }
 
 #[test]
@@ -388,6 +403,31 @@ fn break_even_points_are_enclosed() {
     assert!(text.contains("There is no break-even point"), "{text}");
 }
 
+/// Sizes in bytes are numbers wherever numbers are needed.
+#[test]
+fn memory_limits_with_units_are_numbers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sweep.svg");
+    let path = path.to_str().expect("a path");
+    let fits = json(&format!("{SMALL} --until fits --vary memory_limit=2GiB,1MiB,512MiB"));
+    assert_eq!(fits["solution"]["value"], "512MiB");
+    let sweep = json(&format!(
+        "{SMALL} --sweep memory_limit=0.5GiB..2GiB*2 --plot {path} --plot-kind lines"
+    ));
+    let settings: Vec<_> = sweep["points"].as_array().expect("points").iter().collect();
+    let settings: Vec<_> =
+        settings.iter().map(|point| &point["settings"]["memory_limit"]).collect();
+    assert_eq!(settings, ["0.5GiB", "1GiB", "2GiB"]);
+    let svg = fs::read_to_string(path).expect("the picture");
+    for part in ["memory limit in GiB", ">\n0.5\n<", ">\n2\n<"] {
+        assert!(svg.contains(part), "{part} in {svg}");
+    }
+    let question = "--break-even memory_limit=4MiB,2GiB --between tensor=2,data-parallel";
+    let text = stdout(&format!("{SMALL} {question}")).replace("\n  ", " ");
+    assert!(text.contains("a value between 0.00390625 and 2 GiB of memory_limit"), "{text}");
+    assert!(text.contains(" 2.0 GiB  "), "{text}");
+}
+
 #[test]
 fn bad_break_even_questions_are_refused() {
     for (arguments, part) in [
@@ -410,6 +450,10 @@ fn bad_break_even_questions_are_refused() {
         ),
         ("--break-even devcies=4,8 --between btp,auto", "did you mean devices"),
         ("--break-even devices=4,8", "--between"),
+        (
+            "--break-even hardware.links.inter_node.bandwidth_gbps=100..2 --between btp,auto",
+            "--break-even: 100 is above 2\n  hint: a range such as 5..400",
+        ),
         ("--break-even devices=4,8 --between btp,auto --sweep rank=1,2", "cannot be used with"),
     ] {
         let message = failure(&format!("{SMALL} {arguments}"), 2);
