@@ -6,7 +6,7 @@ use super::Report;
 use super::html::html;
 use crate::args::{Detail, DocumentFiles};
 use crate::captured_output::arguments;
-use crate::errors::{CommandResult, Failure, Problem};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{Figure, PlotKind};
 use crate::text::shell_word;
@@ -31,8 +31,14 @@ pub fn write_documents(
             (None, Some(kind)) => {
                 let message = format!("this answer has no picture `{}`", kind.name());
                 let kinds: Vec<PlotKind> = figures.iter().map(|figure| figure.kind).collect();
-                let hint = PlotKind::names(&kinds);
-                return Err(Failure::input(Problem::new("--plot-kind", message).hint(hint)));
+                let reason = report.reason_without_picture(kind);
+                let status = reason.as_ref().map_or(ExitStatus::BadInput, |_| ExitStatus::Failed);
+                let problem = Problem::new("--plot-kind", message).because(reason);
+                let problem = match kinds.is_empty() {
+                    true => problem,
+                    false => problem.hint(PlotKind::names(&kinds)),
+                };
+                return Err(Failure { status, problems: vec![problem] });
             }
             (None, None) => {
                 let file = file.display();

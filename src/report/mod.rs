@@ -81,6 +81,7 @@ use serde::Serialize;
 use crate::args::{Detail, OutputFormat};
 use crate::errors::CommandResult;
 use crate::output;
+use crate::plot::PlotKind;
 
 /// The result of a command.
 pub trait Report: Serialize {
@@ -90,6 +91,11 @@ pub trait Report: Serialize {
     /// The answer in plain words, which leads its HTML page; empty where the page begins with such words.
     fn summary(&self) -> String {
         String::new()
+    }
+
+    /// Reason why the answer has no picture of this kind, a clause with its conjunction; `None` where it has none.
+    fn reason_without_picture(&self, _kind: PlotKind) -> Option<String> {
+        None
     }
 }
 

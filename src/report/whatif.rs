@@ -19,8 +19,11 @@ use super::whatif_columns::{PlannedRow, ResultColumn};
 use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::errors::Problem;
+use crate::field_name::FieldName;
+use crate::plot::PlotKind;
 use crate::step_cost::StepCost;
 use crate::text::{plan_phrase, plural, signed_percents, thousands};
+use crate::unit::Unit;
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -138,9 +141,13 @@ impl<'a> WhatIfReport<'a> {
         WhatIfReport { solution: Some(solution), is_complete, ..self }
     }
 
-    /// The distinct causes why points have no plan. Rows refer to them by number.
+    /// The distinct reasons why points have no plan, where they are too long for a row. Rows refer to them by number.
     fn reasons(&self) -> IndexSet<String> {
-        self.points.iter().filter_map(|point| point.result.reason()).collect()
+        let reason = |point: &PointReport| match self.break_even {
+            Some(_) => point.result.reason(),
+            None => point.result.causes(),
+        };
+        self.points.iter().filter_map(reason).collect()
     }
 
     /// The legend of the plans that the points have.
@@ -293,12 +300,22 @@ impl<'a> PointResult<'a> {
     }
 
     /// The causes why a search found no plan, which are too long for a row.
-    fn reason(&self) -> Option<String> {
+    fn causes(&self) -> Option<String> {
         match self {
             PointResult::Failed { error, .. } if !error.causes.is_empty() => {
-                Some(error.causes.join(", "))
+                Some(format!("No plan exists {}.", error.causes.join(", ")))
             }
             _ => None,
+        }
+    }
+
+    /// Reason why there is no plan.
+    fn reason(&self) -> Option<String> {
+        match self {
+            PointResult::Planned { .. } => None,
+            PointResult::Failed { error, .. } => {
+                Some(self.causes().unwrap_or_else(|| format!("{}.", error.message)))
+            }
         }
     }
 
@@ -336,6 +353,16 @@ fn title(name: &str) -> String {
 /// Most reasons under a table.
 const REASONS_MAX: usize = 10;
 
+/// Writes the reasons under a table whose rows refer to them.
+fn numbered(page: &mut Page, reasons: &IndexSet<String>) {
+    for (reason, number) in reasons.iter().zip(1..=REASONS_MAX) {
+        page.paragraph(&format!("({number}) {reason}"));
+    }
+    if reasons.len() > REASONS_MAX {
+        page.line("--format json has the other reasons.");
+    }
+}
+
 /// Legend of the letters of a plan.
 const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: ZeRO stage, with /N for shard groups of N replicas.";
 
@@ -352,8 +379,16 @@ const RING_LEGEND: &str = "Cr: keys and values rotate around the context axis (r
 const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks per stage.";
 
 /// Cells of the two alternatives of one value.
-fn pair_cells(pair: &[PointReport]) -> [Cell; 6] {
-    let value = pair[0].settings.values().next().map(|value| text_of(value)).unwrap_or_default();
+fn pair_cells(pair: &[PointReport], reasons: &IndexSet<String>) -> [Cell; 6] {
+    let value = |(name, value): (&String, &&Value)| {
+        let bytes = value.as_f64().filter(|_| FieldName::new(name.as_str()).unit() == Unit::Bytes);
+        bytes.map_or_else(|| text_of(value), |bytes| Unit::Bytes.format(bytes))
+    };
+    let value = pair[0].settings.iter().next().map(value).unwrap_or_default();
+    let without_plan = |point: Option<&PointReport>| {
+        let number = point?.result.reason().and_then(|reason| reasons.get_index_of(&reason));
+        number.map(|number| format!("no plan ({})", number + 1))
+    };
     let step_time = |point: Option<&PointReport>| match &point?.result {
         PointResult::Planned { decisions, prediction, .. } => {
             Some((prediction.prediction.step_time_s, plan_phrase(decisions)))
@@ -365,15 +400,30 @@ fn pair_cells(pair: &[PointReport]) -> [Cell; 6] {
         [Some((first, _)), Some((second, _))] => signed_percents(100.0 * (second / first - 1.0), 1),
         _ => String::new(),
     };
-    let [(first, first_plan), (second, second_plan)] = times.map(|time| {
-        time.map_or(("no plan".to_owned().into(), String::new()), |(time_s, plan)| {
-            (Cell::from(Seconds(time_s)), plan)
-        })
-    });
+    let cells = |time: &Option<(f64, String)>, point| match time {
+        Some((time_s, plan)) => (Cell::from(Seconds(*time_s)), plan.clone()),
+        None => (without_plan(point).unwrap_or_default().into(), String::new()),
+    };
+    let (first, first_plan) = cells(&times[0], pair.first());
+    let (second, second_plan) = cells(&times[1], pair.get(1));
     [value.into(), first, first_plan.into(), second, second_plan.into(), difference.into()]
 }
 
 impl Report for WhatIfReport<'_> {
+    fn reason_without_picture(&self, kind: PlotKind) -> Option<String> {
+        let reason = match (kind, self.planned().count()) {
+            (_, 0) => "because no point has a plan",
+            (PlotKind::Memory | PlotKind::Scaling, 1) => {
+                "because only one point has a plan, and two are needed"
+            }
+            (PlotKind::Scaling, _) => {
+                "because no two numbers of devices have plans for one batch, or for one batch per device"
+            }
+            _ => return None,
+        };
+        Some(reason.into())
+    }
+
     fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading("What if");
@@ -393,9 +443,11 @@ impl Report for WhatIfReport<'_> {
             page.paragraph("The sweep was stopped; the points below are those that were planned.");
         }
         let first = &self.points[0];
+        let reasons = self.reasons();
         if let Some(break_even) = &self.break_even {
-            let rows: Vec<[Cell; 6]> = self.points.chunks(2).map(pair_cells).collect();
-            break_even.table(&mut page, &rows);
+            let pairs = self.points.chunks(2).map(|pair| pair_cells(pair, &reasons));
+            break_even.table(&mut page, &pairs.collect::<Vec<_>>());
+            numbered(&mut page, &reasons);
             self.plan_legend(&mut page);
             return page;
         }
@@ -404,11 +456,10 @@ impl Report for WhatIfReport<'_> {
         let mut results = self.results();
         let headers = results.iter().map(|column| column.header());
         let mut columns: Vec<(&str, Align)> = settings.chain(headers).collect();
-        let reasons = self.reasons();
         let cells = |point: &PointReport| {
             let settings = point.settings.values().map(|value| text_of(value).into());
             let mut cells: Vec<Cell> = settings.chain(point.result.cells(&results)).collect();
-            let reason = point.result.reason();
+            let reason = point.result.causes();
             let number = reason.and_then(|reason| reasons.get_index_of(&reason));
             if let (Some(number), Some(last)) = (number, cells.last_mut()) {
                 *last = format!("no plan ({})", number + 1).into();
@@ -430,12 +481,7 @@ impl Report for WhatIfReport<'_> {
         }
         page.heading("Points");
         page.table(&columns, &rows);
-        for (reason, number) in reasons.iter().zip(1..=REASONS_MAX) {
-            page.paragraph(&format!("({number}) No plan exists {reason}."));
-        }
-        if reasons.len() > REASONS_MAX {
-            page.line("--format json has the other reasons.");
-        }
+        numbered(&mut page, &reasons);
         if !left_out.is_empty() {
             page.paragraph(&format!("Left out, and in --csv: {}.", left_out.join(", ")));
         }

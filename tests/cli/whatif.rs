@@ -403,6 +403,20 @@ fn break_even_points_are_enclosed() {
     assert!(text.contains("There is no break-even point"), "{text}");
 }
 
+/// A value without a plan says why, as a point of a sweep does.
+#[test]
+fn break_even_values_without_a_plan_say_why() {
+    let values = "--break-even hardware.links.inter_node.bandwidth_gbps=2,100";
+    let text = stdout(&format!("{SMALL} {values} --between tensor=3,data-parallel"));
+    assert_eq!(text.matches("  no plan (1)").count(), 2, "{text}");
+    assert!(text.contains("(1) --devices: 2 devices are not a multiple of 3"), "{text}");
+    let command = format!("{SMALL} --memory-limit 1MiB {values} --between tensor=2,data-parallel");
+    let output = narrows(&command).assert().code(1);
+    let text = String::from_utf8_lossy(&output.get_output().stdout).replace("\n  ", " ");
+    assert!(text.contains("(1) No plan exists because "), "{text}");
+    assert!(text.contains("(2) No plan exists because "), "{text}");
+}
+
 /// Sizes in bytes are numbers wherever numbers are needed.
 #[test]
 fn memory_limits_with_units_are_numbers() {
@@ -426,6 +440,33 @@ fn memory_limits_with_units_are_numbers() {
     let text = stdout(&format!("{SMALL} {question}")).replace("\n  ", " ");
     assert!(text.contains("a value between 0.00390625 and 2 GiB of memory_limit"), "{text}");
     assert!(text.contains(" 2.0 GiB  "), "{text}");
+}
+
+#[test]
+fn pictures_need_points_with_a_plan() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sweep.svg");
+    let plot = format!("--plot {} --plot-kind", path.to_str().expect("a path"));
+    for (sweep, kind, reason) in [
+        (
+            "--sweep memory_limit=1MiB,none",
+            "memory",
+            "only one point has a plan, and two are needed",
+        ),
+        ("--sweep memory_limit=1MiB,2MiB", "memory", "no point has a plan"),
+        (
+            "--tensor 2 --sweep devices=2,3",
+            "scaling",
+            "only one point has a plan, and two are needed",
+        ),
+    ] {
+        let request = "whatif --model cola-60m --sequence-length 512 --global-batch 2";
+        let output = narrows(&format!("{request} {sweep} {plot} {kind}")).assert().code(1);
+        let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        let expected = format!("error: --plot-kind: this answer has no picture `{kind}`");
+        assert!(message.contains(&expected), "{message}");
+        assert!(message.contains(reason) && !message.contains("hint: \n"), "{message}");
+    }
 }
 
 #[test]
