@@ -30,6 +30,9 @@ pub enum SchemaKind {
     /// Answers of `whatif`
     #[value(name = "whatif")]
     WhatIf,
+    /// Answers of `whatif --list`
+    #[value(name = "whatif-list")]
+    WhatIfList,
     /// Answers of `sensitivity`
     Sensitivity,
 }

@@ -7,7 +7,9 @@ use narrows_plan::{Plan, model};
 use crate::args::{SchemaArgs, SchemaKind, recipe_schema};
 use crate::errors::CommandResult;
 use crate::output;
-use crate::report::{self, CompareReport, ExportReport, SensitivityReport, WhatIfReport};
+use crate::report::{
+    self, CompareReport, ExportReport, FieldListReport, SensitivityReport, WhatIfReport,
+};
 
 /// Prints the schema.
 pub fn run(args: &SchemaArgs) -> CommandResult<()> {
@@ -20,6 +22,7 @@ pub fn run(args: &SchemaArgs) -> CommandResult<()> {
         SchemaKind::Compare => report::schema::<CompareReport>(),
         SchemaKind::Export => report::schema::<ExportReport>(),
         SchemaKind::WhatIf => report::schema::<WhatIfReport>(),
+        SchemaKind::WhatIfList => report::schema::<FieldListReport>(),
         SchemaKind::Sensitivity => report::schema::<SensitivityReport>(),
     })
 }

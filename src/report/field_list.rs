@@ -1,5 +1,6 @@
 //! The list of fields that can be swept.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::Report;
@@ -7,14 +8,19 @@ use super::page::Page;
 use crate::args::Detail;
 
 /// Answer of `whatif --list`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(title = "Narrows whatif --list answer")]
 pub struct FieldListReport {
+    /// Flags first, then the fields of the model and of the profile.
     fields: Vec<FieldReport>,
 }
 
-#[derive(Serialize)]
+/// One field.
+#[derive(Serialize, JsonSchema)]
 struct FieldReport {
+    /// The name, as `--sweep` and `--vary` take it.
     name: String,
+    /// Help text of a flag, or the present value of a field.
     help: String,
 }
 

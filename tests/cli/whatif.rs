@@ -259,6 +259,10 @@ fn fields_are_listed() {
         assert!(text.contains(field), "{field} in {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let schema: Value = serde_json::from_str(&stdout("schema whatif-list")).expect("JSON");
+    jsonschema::meta::validate(&schema).expect("a JSON Schema");
+    let answer = json("whatif --model cola-7b --list");
+    jsonschema::validate(&schema, &answer).expect("an answer that follows its schema");
 }
 
 #[test]
