@@ -2,15 +2,14 @@
 
 use std::fmt;
 
-use narrows_planner::MemoryLimit;
 use serde_json::Value;
 
-use crate::args::{PlanningArgs, TrainingRunArgs, flags, memory_limit};
+use crate::args::{PlanningArgs, TrainingRunArgs, flags};
 use crate::errors::Problem;
 use crate::field_name::FieldName;
 
 use super::document::{Document, ScalarField};
-use super::values::number;
+use super::values::{bytes, number};
 
 /// A field of a request, by what holds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,12 +151,7 @@ impl SweepField {
     /// A value as a number: sizes such as `8GiB` in bytes. `None` for words.
     pub fn number(&self, value: &Value) -> Option<f64> {
         match (self, value) {
-            (SweepField::Flag(flag), Value::String(text)) if flag == "memory-limit" => {
-                match memory_limit(text) {
-                    Ok(MemoryLimit::Bytes(bytes)) => Some(bytes.as_f64()),
-                    _ => None,
-                }
-            }
+            (SweepField::Flag(flag), Value::String(text)) if flag == "memory-limit" => bytes(text),
             _ => value.as_f64(),
         }
     }

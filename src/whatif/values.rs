@@ -1,7 +1,9 @@
 //! Values of a sweep as they are typed: `4,8,16`, `8..64+8` and `8..512*2`, also mixed and with units.
 
+use narrows_planner::MemoryLimit;
 use serde_json::{Number, Value};
 
+use crate::args::memory_limit;
 use crate::errors::Problem;
 
 /// Most values of one field.
@@ -83,16 +85,19 @@ fn parse_range(item: &str, start: &str, rest: &str, room: usize) -> Result<Vec<V
         (None, Some((end, factor))) => (end, '*', factor),
         _ => return Err(malformed()),
     };
-    // A unit follows every number but a factor.
+    // Sizes have the unit of the first one.
     let start = start.trim();
     let unit = match start.parse::<f64>() {
         Ok(_) => "",
         Err(_) => start.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.'),
     };
     let parse = |text: &str| text.trim().parse().ok().filter(|value: &f64| value.is_finite());
-    let with_unit = |text: &str| parse(text.trim().strip_suffix(unit)?);
-    let step = if operator == '+' { with_unit(step) } else { parse(step) };
-    let (Some(start), Some(end), Some(step)) = (with_unit(start), with_unit(end), step) else {
+    let size = |text: &str| match unit {
+        "" => parse(text),
+        _ => Some(bytes(text.trim())? / bytes(&format!("1{unit}"))?),
+    };
+    let step = if operator == '+' { size(step) } else { parse(step) };
+    let (Some(start), Some(end), Some(step)) = (size(start), size(end), step) else {
         return Err(malformed());
     };
     let (count, value): (f64, Box<dyn Fn(f64) -> f64>) = match operator {
@@ -124,6 +129,14 @@ fn parse_range(item: &str, start: &str, rest: &str, room: usize) -> Result<Vec<V
         (number, unit) => Value::String(format!("{number}{unit}")),
     };
     Ok((0..=count as u64).map(value).collect())
+}
+
+/// The bytes of a size such as `8GiB`; `None` for other texts.
+pub fn bytes(text: &str) -> Option<f64> {
+    match memory_limit(text) {
+        Ok(MemoryLimit::Bytes(bytes)) => Some(bytes.as_f64()),
+        _ => None,
+    }
 }
 
 /// A value with at most six digits, if it is a fraction.
@@ -163,6 +176,7 @@ mod tests {
             ("4,4", json!([4, 4])),
             ("7..7+1", json!([7])),
             ("8GiB..64GiB*2", json!(["8GiB", "16GiB", "32GiB", "64GiB"])),
+            ("512MiB..2GiB*2", json!(["512MiB", "1024MiB", "2048MiB"])),
             ("0.5GiB..1.5GiB+0.5GiB", json!(["0.5GiB", "1GiB", "1.5GiB"])),
             ("1..10*3", json!([1, 3, 9])),
             ("4..6+1,5,1..2+1", json!([4, 5, 6, 5, 1, 2])),
@@ -184,8 +198,9 @@ mod tests {
             ("0..1e18+1", "`0..1e18+1` has more than a million"),
             ("0..999998+1,5,2..9+1", "with `2..9+1`, the field has more than a million"),
             ("1..x*2", "not a range"),
-            ("1GiB..2MiB*2", "not a range"),
-            ("1GiB..2GiB+1", "not a range"),
+            ("1GiB..2MiB*2", "ends before"),
+            ("1GiB..2GiB+1", "more than a million"),
+            ("1apple..2apple*2", "not a range"),
             ("1..inf+1", "not a range"),
             ("1..-5*2", "ends before"),
         ] {
