@@ -1,7 +1,7 @@
 //! Curves of training runs over their steps: loss, gradient norm, learning rate and step time, one below the other.
 
 use super::picture::{Anchor, Picture, Place};
-use super::scale::Scale;
+use super::scale::{Scale, labels};
 use super::{GRID, INK, PALETTE};
 
 /// The curves of a run.
@@ -40,8 +40,9 @@ const POINTS_MAX: usize = 600;
 const FAINT: f64 = 0.45;
 /// Half the length of a line through one point.
 const DASH: i32 = 6;
-/// Least distance between labels of an axis.
+/// Least distance between labels of an axis, and the estimated width of a letter.
 const LABEL_DISTANCE: i32 = 60;
+const LETTER: i32 = 8;
 /// Room above and below the outermost values, as a share of their range.
 const MARGIN: f64 = 0.06;
 
@@ -114,10 +115,13 @@ impl Panel {
             picture.text(label, (LEFT - 8, height - 7), Anchor::End, 13);
         }
         let mut previous = i32::MIN / 2;
-        for (tick, label) in steps.labelled_ticks() {
+        // Steps are whole.
+        let mut whole: Vec<f64> = steps.ticks().into_iter().map(f64::round).collect();
+        whole.dedup();
+        for (&tick, label) in whole.iter().zip(labels(&whole)) {
             let across = place((tick, values.low())).0;
             picture.path([(across, BOTTOM), (across, BOTTOM + 5)], INK, 1);
-            if across - previous >= LABEL_DISTANCE {
+            if across - previous >= LABEL_DISTANCE.max(LETTER * label.len() as i32) {
                 picture.text(label, (across, BOTTOM + 9), Anchor::Middle, 13);
                 previous = across;
             }
@@ -204,6 +208,7 @@ mod tests {
         let discs = |steps| svg(steps).matches("<circle").count();
         // Those of one step are its evaluation, and loss, learning rate and step time.
         assert_eq!((discs(1), discs(2)), (4, 1));
+        assert!(!svg(1).contains("\n1.2\n"), "no fraction of a step");
     }
 
     #[test]
