@@ -2,7 +2,7 @@
 
 use narrows_cost_model::PassTimesMin;
 use narrows_plan::strategy::BoundaryLayout;
-use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds};
+use narrows_plan::{Bytes, Context, Seconds};
 
 use super::interleaved::{BlockTimesMin, ChunkMin, mean_bound};
 use super::joint_times::JointMinima;
@@ -186,12 +186,10 @@ impl StagePartitioner<'_> {
         let is_pipeline = self.context.mesh.pipeline > 1;
         let slowdown = self.segments.prices(self.context).overlap_slowdown();
         let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
-        // Other schedules are bounded by the time of both passes.
-        let passes = |spec| match self.context.schedule {
-            PipelineSchedule::ZeroBubble => {
-                self.segments.min_pass_times_with_flows(spec, self.context)
-            }
-            _ => PassTimesMin::default(),
+        // Interleaved pipelines and single stages are bounded by the time of both passes.
+        let passes = |spec| match is_pipeline && self.context.chunks == 1 {
+            true => self.segments.min_pass_times_with_flows(spec, self.context),
+            false => PassTimesMin::default(),
         };
         let of_layers = self.segments.of_layers(|shape| {
             let spec = SegmentSpec::block(shape, self.boundary);

@@ -8,6 +8,7 @@
 //!
 //! ```text
 //! r₀ + t⁺₀ + Σ_{0<j<s} t'⁺ⱼ + (m − k)·t⁺ₛ + k·t'⁺ₛ                   zero-bubble, and the other bounds in the same way
+//! rₑ + Σ_{j<e} f⁺ⱼ + t⁺ₑ + Σ_{e<j<s} t'⁺ⱼ + (m − k)·t⁺ₛ + k·t'⁺ₛ      the same where a step ends at stage e
 //! Σ_{j<s} f⁺ⱼ + m·t⁺ₛ + rₛ
 //! Σ_{j<s} f⁺ⱼ + Σ_{j>s} t'⁺ⱼ + m·t⁺ₛ − (v − 1)·fₛ + rₛ               zero-bubble, with v as there
 //! Σ_{j<s} f⁺ⱼ + m·t⁺ₛ − (1 − c')·lₛ + (1 − h)·Rₛ + rₛ
@@ -29,22 +30,23 @@ use super::prefix_sums::prefix_sums;
 use super::roles::{CASES, Ending, ForwardGathers, Role};
 use super::stage_position::{PassesAround, StagePosition, StepSchedule};
 
-/// Terms of a first stage in the bounds of later stages, in seconds: what it adds beyond the terms of stages between.
+/// Terms of the stages at which a step may end in the bounds of later stages, in seconds: what they add beyond the terms of stages
+/// between.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct JointFirstStage {
-    /// On the path of the last return, with its step phase.
+pub(super) struct JointStepEndCost {
+    /// On the path of the last return, with the step phase of the stage where it ends: the largest of these.
     last_return: f64,
-    /// On the path of the first forward pass.
+    /// Of the first stage on the path of the first forward pass.
     forward: f64,
 }
 
-impl JointFirstStage {
-    /// The terms of a stage of which nothing is known.
-    pub(super) const UNKNOWN: JointFirstStage =
-        JointFirstStage { last_return: f64::NEG_INFINITY, forward: 0.0 };
+impl JointStepEndCost {
+    /// The terms of stages of which nothing is known.
+    pub(super) const UNKNOWN: JointStepEndCost =
+        JointStepEndCost { last_return: f64::NEG_INFINITY, forward: 0.0 };
 
     /// Whether no term is larger.
-    pub(super) fn is_no_more_than(&self, other: &JointFirstStage) -> bool {
+    pub(super) fn is_no_more_than(&self, other: &JointStepEndCost) -> bool {
         self.last_return <= other.last_return && self.forward <= other.forward
     }
 }
@@ -82,23 +84,41 @@ impl JointBounds {
     }
 
     /// The terms of a first stage with the blocks of `run`.
-    pub(super) fn first_stage(&self, run: &Range<usize>) -> JointFirstStage {
+    pub(super) fn first_stage(&self, run: &Range<usize>) -> JointStepEndCost {
         let own = |role| self.own(0, run, role);
         let forward = |gathers| own(Role::Forward(gathers));
         let gathers = forward(ForwardGathers::Hidden).max(forward(ForwardGathers::Longer));
-        JointFirstStage {
-            last_return: self.longest(run, Role::First) - own(Role::RoundTrip),
+        JointStepEndCost {
+            last_return: self.longest(run, Role::LastReturn) - own(Role::RoundTrip),
             // It waits for no microbatch, and hides no gathers meanwhile.
             forward: (gathers - forward(ForwardGathers::Uncounted)).max(0.0),
         }
     }
 
-    /// Lower bound on a step because of a stage with the blocks of `run`, with the terms of the first stage.
+    /// The terms with those of a later stage that has the blocks of `run`; `before` are those of the stages before it.
+    pub(super) fn step_end_cost_after(
+        &self,
+        stage: usize,
+        run: &Range<usize>,
+        before: JointStepEndCost,
+        step: StepSchedule,
+    ) -> JointStepEndCost {
+        let [forward, round_trip] = [Role::Forward(ForwardGathers::Uncounted), Role::RoundTrip]
+            .map(|role| self.before(stage, run.start, role));
+        let own = |role| self.own(stage, run, role);
+        let end =
+            own(Ending::Hidden.last_return()).max(own(longer_ending(run, step).last_return()));
+        let begin = forward + before.forward - round_trip;
+        let last_return = before.last_return.max(begin + end - own(Role::RoundTrip));
+        JointStepEndCost { last_return, ..before }
+    }
+
+    /// Lower bound on a step because of a stage with the blocks of `run`, with the terms of the stages before.
     pub(super) fn of_stage(
         &self,
         stage: usize,
         run: &Range<usize>,
-        first: JointFirstStage,
+        end: JointStepEndCost,
         step: StepSchedule,
     ) -> f64 {
         let (stages, blocks) = (self.overheads.len() - 1, self.blocks.len() - 1);
@@ -113,15 +133,12 @@ impl JointBounds {
             return waiting.max(self.longest(run, Role::Step));
         }
         // Later stages gather while they wait.
-        let longer = match step.has_weight_gradient_passes && !run.is_empty() {
-            true => Ending::WithWeightGradients,
-            false => Ending::Reductions,
-        };
+        let longer = longer_ending(run, step);
         let own = |role| self.own(stage, run, role);
         let forward_before =
             self.before(stage, run.start, Role::Forward(ForwardGathers::Uncounted));
         let largest = |time: &dyn Fn(Ending) -> f64| time(Ending::Hidden).max(time(longer));
-        let begin = forward_before + first.forward;
+        let begin = forward_before + end.forward;
         let of_step = begin + largest(&|ending| own(ending.step()));
         let passes = own(Role::Passes);
         let [waiting, last_return] = match step.schedule {
@@ -143,6 +160,14 @@ impl JointBounds {
             }
             _ => [0.0, position.bound_1f1b(before, passes, after)],
         };
-        of_step.max(waiting).max(first.last_return + last_return)
+        of_step.max(waiting).max(end.last_return + last_return)
+    }
+}
+
+/// The end of a step of a later stage with the blocks of `run` whose reductions take longer than its last pass.
+fn longer_ending(run: &Range<usize>, step: StepSchedule) -> Ending {
+    match step.has_weight_gradient_passes && !run.is_empty() {
+        true => Ending::WithWeightGradients,
+        false => Ending::Reductions,
     }
 }

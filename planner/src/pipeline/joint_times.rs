@@ -126,7 +126,8 @@ impl<'a> JointPricing<'a> {
         let step = |longer, ends_with_weight_gradients| {
             self.passes_and_step_phase(self.microbatches, longer, ends_with_weight_gradients, kind)
         };
-        let first = |passes, case| self.passes_and_step_phase(passes, of_case(case), false, kind);
+        let end = |passes, case| self.passes_and_step_phase(passes, of_case(case), false, kind);
+        let reductions = Longer { gathers: false, reductions: self.context.overlap_grad_reduce };
         match role {
             Role::Forward(ForwardGathers::Longer) if !self.possible.gathers => {
                 self.first_forward(ForwardGathers::Hidden)
@@ -134,15 +135,13 @@ impl<'a> JointPricing<'a> {
             Role::Forward(gathers) => self.first_forward(gathers),
             Role::Passes => self.passes(false),
             Role::RoundTrip => self.passes(kind == SegmentKind::Block),
-            Role::First(case) => first(1.0, case),
-            Role::AfterWarmUp(case) => {
-                first((self.microbatches - self.stages + 1.0).max(1.0), case)
+            Role::LastReturn(case) => end(1.0, case),
+            Role::LastReturnWithWeightGradients => {
+                self.passes_and_step_phase(1.0, reductions, true, kind)
             }
+            Role::AfterWarmUp(case) => end((self.microbatches - self.stages + 1.0).max(1.0), case),
             Role::Step(case) => step(of_case(case), false),
-            Role::StepWithWeightGradients => {
-                let reductions = self.context.overlap_grad_reduce;
-                step(Longer { gathers: false, reductions }, true)
-            }
+            Role::StepWithWeightGradients => step(reductions, true),
             Role::Waited(ending) => {
                 let mut weights = self.weights(ending.step(), kind);
                 if self.context.schedule == PipelineSchedule::ZeroBubble {

@@ -36,8 +36,10 @@ pub(super) enum Role {
     Passes,
     /// Both passes without the weight gradients that have passes of their own.
     RoundTrip,
-    /// Both passes of one microbatch on the first stage, and the step phase, in a case.
-    First(usize),
+    /// Both passes of one microbatch on the stage where a step ends, and the step phase, in a case.
+    LastReturn(usize),
+    /// The same where the last pass is one of weight gradients, and reductions take longer.
+    LastReturnWithWeightGradients,
     /// The same of all microbatches after the warm-up.
     AfterWarmUp(usize),
     /// All passes of a step and the step phase, in a case.
@@ -69,19 +71,29 @@ impl Ending {
             Ending::WithWeightGradients => Role::StepWithWeightGradients,
         }
     }
+
+    /// The role of the last return with this end.
+    pub(super) fn last_return(self) -> Role {
+        match self {
+            Ending::Hidden => Role::LastReturn(0),
+            Ending::Reductions => Role::LastReturn(1),
+            Ending::WithWeightGradients => Role::LastReturnWithWeightGradients,
+        }
+    }
 }
 
 /// All roles, each at its [index](Role::index).
-pub(super) const ROLES: [Role; 21] = [
+pub(super) const ROLES: [Role; 22] = [
     Role::Forward(ForwardGathers::Uncounted),
     Role::Forward(ForwardGathers::Hidden),
     Role::Forward(ForwardGathers::Longer),
     Role::Passes,
     Role::RoundTrip,
-    Role::First(0),
-    Role::First(1),
-    Role::First(2),
-    Role::First(3),
+    Role::LastReturn(0),
+    Role::LastReturn(1),
+    Role::LastReturn(2),
+    Role::LastReturn(3),
+    Role::LastReturnWithWeightGradients,
     Role::AfterWarmUp(0),
     Role::AfterWarmUp(1),
     Role::AfterWarmUp(2),
@@ -103,11 +115,12 @@ impl Role {
             Role::Forward(gathers) => gathers as usize,
             Role::Passes => 3,
             Role::RoundTrip => 4,
-            Role::First(case) => 5 + case,
-            Role::AfterWarmUp(case) => 9 + case,
-            Role::Step(case) => 13 + case,
-            Role::StepWithWeightGradients => 17,
-            Role::Waited(ending) => 18 + ending as usize,
+            Role::LastReturn(case) => 5 + case,
+            Role::LastReturnWithWeightGradients => 9,
+            Role::AfterWarmUp(case) => 10 + case,
+            Role::Step(case) => 14 + case,
+            Role::StepWithWeightGradients => 18,
+            Role::Waited(ending) => 19 + ending as usize,
         }
     }
 }

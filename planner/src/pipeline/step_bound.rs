@@ -11,8 +11,8 @@
 //! run their own last backward passes after that of stage s. Second bound: stage s also waits twice for the later
 //! stages. Its first backward pass follows wₛ forward passes and the round trip of the first microbatch to
 //! the last stage; its last backward pass follows the round trip of the last microbatch. The first stage
-//! ends last and then runs its step phase. Equal stages attain both bounds. A first stage without a block has a short step
-//! phase. For later stages, the larger of u₀ and u₁ less the first stage's backward pass then takes the place of u₀.
+//! ends last and then runs its step phase. Equal stages attain both bounds. A first stage of few blocks has a short step phase, and
+//! another stage e ≤ s may end the step. The largest uₑ − Σ_{j<e} (tⱼ − fⱼ) then takes the place of u₀, where fⱼ are forward times.
 //!
 //! With the zero-bubble schedule, weight gradients follow the backward passes, so that no earlier stage waits for them. Let fₛ
 //! be the forward time of a stage, bₛ its backward time with all weight gradients, b'ₛ its backward time without the weight
@@ -34,7 +34,8 @@
 //! of the last microbatch follows all other passes of stage s but the weight gradients of k microbatches, and then visits the
 //! earlier stages, of which the first computes its weight gradients in the same pass. Last bounds: stage s waits for the later
 //! stages twice, before its first backward pass and before that of the last microbatch. From the one to the other it runs
-//! n − 1 passes of each kind, but weight gradients only of microbatches whose backward pass was s or more passes before.
+//! n − 1 passes of each kind, but weight gradients only of microbatches whose backward pass was s or more passes before. In these
+//! three, another stage e < s may end the step: the largest uₑ + tₑ − t'ₑ − Σ_{j<e} (t'ⱼ − fⱼ) takes the place of u₀ + t₀ − t'₀.
 //!
 //! Of uₛ, the gathers of updated weights run during the first forward pass, and before it. Each second of them adds at least h
 //! (`OverlapSlowdown::hidden_cost`) to that pass, but a later stage hides up to Σ_{j<s} fⱼ of them while it waits for its first
@@ -43,7 +44,7 @@
 //!
 //! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
 //! so the bounds use the smallest t that the stage's bytes allow, the smallest u, f, b and t', and the smallest
-//! m·t + u where both are of one stage. For later stages, t₀ + u₀ is minimised together. Such a bound B + t₀ + u₀ and the bound
+//! m·t + u where both are of one stage. For later stages, tₑ + uₑ is minimised together. Such a bound B + t₀ + u₀ and the bound
 //! A + n·t₀ + u₀ of the first stage alone, where A is 2·Σ_{j>0} tⱼ or, with few microbatches, 0 and n is m, have means
 //!
 //! ```text
@@ -58,32 +59,32 @@ use narrows_cost_model::PassTimesMin;
 use narrows_plan::PipelineSchedule;
 
 use super::assignment::StageAssignment;
-use super::joint_bound::{JointBounds, JointFirstStage};
+use super::joint_bound::{JointBounds, JointStepEndCost};
 use super::overhead::StageOverhead;
 use super::partition::{FIRST_STAGE_WEIGHTS, PruningCutoff};
 use super::prefix_sums::{prefix_sums, sum_of_run};
 use super::stage_position::{PassesAround, StagePosition, StepSchedule};
 
-/// Terms of the first stage of a division in bounds of later stages, in seconds.
+/// Terms of the first stages of a division, at which a step may end, in bounds of later stages. In seconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FirstStageCost {
-    /// Lower bound on its step phase, or on the time that it adds to the stage's least passes.
+pub(super) struct StepEndCost {
+    /// Lower bound on the time that the step phase of any of them adds to the least passes of all.
     step_phase: f64,
-    /// Terms of the means with bounds of the stage alone, for each of [`PruningCutoff::first_stage_weights`].
+    /// Terms of the means with bounds of the first stage alone, for each of [`PruningCutoff::first_stage_weights`].
     means: [f64; FIRST_STAGE_WEIGHTS],
     /// The terms of joint bounds.
-    joint: JointFirstStage,
+    joint: JointStepEndCost,
 }
 
-impl FirstStageCost {
-    /// The cost of a stage of which only a bound on the step phase is known.
-    pub(super) fn of_step_phase(step_phase: f64) -> FirstStageCost {
+impl StepEndCost {
+    /// The cost of a first stage of which only a bound on the step phase is known.
+    pub(super) fn of_step_phase(step_phase: f64) -> StepEndCost {
         let means = [f64::NEG_INFINITY; FIRST_STAGE_WEIGHTS];
-        FirstStageCost { step_phase, means, joint: JointFirstStage::UNKNOWN }
+        StepEndCost { step_phase, means, joint: JointStepEndCost::UNKNOWN }
     }
 
     /// Whether no bound of a later stage is larger than with the other cost.
-    pub(super) fn is_no_more_than(&self, other: &FirstStageCost) -> bool {
+    pub(super) fn is_no_more_than(&self, other: &StepEndCost) -> bool {
         let mut means = self.means.iter().zip(&other.means);
         self.step_phase <= other.step_phase
             && self.joint.is_no_more_than(&other.joint)
@@ -111,10 +112,6 @@ pub(super) struct PrefixBounds {
     weighted_steps: Vec<[f64; FIRST_STAGE_WEIGHTS]>,
     /// The weights.
     weights: [u64; FIRST_STAGE_WEIGHTS],
-    /// Forward and backward pass of the overhead of the first stage.
-    first_passes: [f64; 2],
-    /// Whether the first stage has no block.
-    has_empty_first_stage: bool,
     /// Least time that gathers during a first forward pass add to a step, over their time alone.
     gather_hidden_cost: f64,
     /// Bounds from passes, reductions and updates together.
@@ -156,8 +153,6 @@ impl PrefixBounds {
                 std::array::from_fn(|weight| a[weight] + b[weight])
             }),
             weights: cutoff.first_stage_weights,
-            first_passes: [overheads[0].forward.0, overheads[0].backward.0],
-            has_empty_first_stage: overheads[0].is_empty,
             gather_hidden_cost: overheads[0].gather_hidden_cost,
             joint: cutoff.joint.as_ref().map(|minima| JointBounds::new(minima, overheads)),
             step,
@@ -169,31 +164,30 @@ impl PrefixBounds {
         overhead.step_phase_min.0 + sum_of_run(&self.step_phase_times, run)
     }
 
-    /// The first stage's cost for the bounds of later stages, once `stage` has the blocks of `run`; `before` is the one
-    /// without this stage.
-    pub(super) fn first_stage_cost_after(
+    /// The cost of the stages at which a step may end for the bounds of later stages, once `stage` has the blocks of `run`; `before`
+    /// is the one without this stage.
+    pub(super) fn step_end_cost_after(
         &self,
         stage: usize,
         run: &Range<usize>,
         assignment: &StageAssignment,
         overhead: &StageOverhead,
-        before: FirstStageCost,
-    ) -> FirstStageCost {
-        match (stage, self.step.schedule) {
-            (0, _) => FirstStageCost {
-                step_phase: self.first_stage_bound(overhead, run, assignment),
-                means: std::array::from_fn(|at| self.first_stage_mean(overhead, run, at)),
-                joint: self
-                    .joint
-                    .as_ref()
-                    .map_or(JointFirstStage::UNKNOWN, |joint| joint.first_stage(run)),
-            },
-            (_, PipelineSchedule::ZeroBubble) => before,
-            (1, _) if self.has_empty_first_stage => {
-                let step_phase = before.step_phase.max(self.second_stage_bound(overhead, run));
-                FirstStageCost { step_phase, ..before }
-            }
-            _ => before,
+        before: StepEndCost,
+    ) -> StepEndCost {
+        let joint = self.joint.as_ref();
+        if stage > 0 {
+            return StepEndCost {
+                step_phase: before.step_phase.max(self.later_end(stage, run, overhead)),
+                joint: joint.map_or(before.joint, |joint| {
+                    joint.step_end_cost_after(stage, run, before.joint, self.step)
+                }),
+                ..before
+            };
+        }
+        StepEndCost {
+            step_phase: self.first_stage_bound(overhead, run, assignment),
+            means: std::array::from_fn(|at| self.first_stage_mean(overhead, run, at)),
+            joint: joint.map_or(JointStepEndCost::UNKNOWN, |joint| joint.first_stage(run)),
         }
     }
 
@@ -231,14 +225,14 @@ impl PrefixBounds {
         share * waits + of_overhead + of_blocks - (1.0 - share) * counted
     }
 
-    /// The largest bound on a step of which `passes` bounds the passes of a later stage, until the first stage ends its own.
-    fn with_first_stage(&self, passes: f64, first: &FirstStageCost) -> f64 {
+    /// The largest bound on a step of which `passes` bounds the passes of a stage, and of those before it until they end their own.
+    fn with_step_end(&self, passes: f64, end: &StepEndCost) -> f64 {
         let mean = |(at, term): (usize, &f64)| {
             let share = self.share_of_first_stage(at)?;
             Some((1.0 - share) * passes + term)
         };
-        let means = first.means.iter().enumerate().filter_map(mean);
-        means.fold(passes + first.step_phase, f64::max)
+        let means = end.means.iter().enumerate().filter_map(mean);
+        means.fold(passes + end.step_phase, f64::max)
     }
 
     /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its passes without a
@@ -263,27 +257,32 @@ impl PrefixBounds {
         both - counted
     }
 
-    /// Lower bound on the time by which the second stage with the blocks of `run`, after a first stage without blocks, delays
-    /// a step beyond both stages' microbatch times: its own passes and its step phase, minimised together, less the backward
-    /// pass of the first stage, which the step phase need not follow, and less the gathers that its forward pass hides.
-    fn second_stage_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
-        let step_phase = sum_of_run(&self.single_microbatch_steps, run)
-            - sum_of_run(&self.microbatch_times, run);
-        let [forward, backward] = self.first_passes;
-        overhead.step_phase_min.0 + step_phase - backward - self.gather_hidden_cost * forward
+    /// Lower bound on the time by which a step that ends at a later stage with the blocks of `run` exceeds the passes that bounds of
+    /// the stages after it count: its own passes and its step phase, minimised together, follow the forward passes of the stages
+    /// before, less the gathers that are hidden meanwhile, but not their backward passes.
+    fn later_end(&self, stage: usize, run: &Range<usize>, overhead: &StageOverhead) -> f64 {
+        let PassesAround { forward_before, round_trip_before, own_round_trip, .. } =
+            self.passes_around(stage, run);
+        let counted = match self.step.schedule {
+            PipelineSchedule::ZeroBubble => round_trip_before + own_round_trip,
+            _ => self.overheads[stage + 1] + self.microbatch_times[run.end],
+        };
+        let own = (overhead.forward + overhead.backward + overhead.step_phase_min).0
+            + sum_of_run(&self.single_microbatch_steps, run);
+        (1.0 - self.gather_hidden_cost) * forward_before + own - counted
     }
 
-    /// Lower bound on a step because stage `stage` has the blocks of `run`; `first` is the cost of the first stage.
+    /// Lower bound on a step because stage `stage` has the blocks of `run`; `end` is the cost of the stages before, or of the first one itself.
     pub(super) fn of_stage(
         &self,
         stage: usize,
         run: Range<usize>,
         assignment: &StageAssignment,
         overhead: &StageOverhead,
-        first: &FirstStageCost,
+        end: &StepEndCost,
     ) -> f64 {
         let joint = self.joint.as_ref();
-        let joint = joint.map_or(0.0, |joint| joint.of_stage(stage, &run, first.joint, self.step));
+        let joint = joint.map_or(0.0, |joint| joint.of_stage(stage, &run, end.joint, self.step));
         let stages = self.overheads.len() - 1;
         let microbatches = self.step.microbatches as f64;
         let position = StagePosition { stage, stages, step: self.step };
@@ -321,20 +320,20 @@ impl PrefixBounds {
             let hidden_gathers = self.gather_hidden_cost * around.forward_before;
             let waited = around.forward_before - hidden_gathers;
             let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
-            let last_return = self.with_first_stage(position.last_return(&around, own), first);
+            let last_return = self.with_step_end(position.last_return(&around, own), end);
             let mut bound = (before_step_phase + step_phase).max(waited + all).max(last_return);
             if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
                 let after = around.round_trip_after;
-                bound = bound.max(self.first_stage_waiting(passes, after, all, first.step_phase));
+                bound = bound.max(self.first_stage_waiting(passes, after, all, end.step_phase));
             }
             return bound.max(joint);
         }
         let after =
             self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
-        let bound = self.with_first_stage(position.bound_1f1b(before, own, after), first);
+        let bound = self.with_step_end(position.bound_1f1b(before, own, after), end);
         let mut bound = bound.max(all);
         if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
-            bound = bound.max(self.first_stage_waiting(passes, after, all, first.step_phase));
+            bound = bound.max(self.first_stage_waiting(passes, after, all, end.step_phase));
         }
         bound.max(joint)
     }

@@ -9,7 +9,7 @@ use super::assignment::StageAssignment;
 use super::overhead::StageOverhead;
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::stage_position::StepSchedule;
-use super::step_bound::{FirstStageCost, PrefixBounds};
+use super::step_bound::{PrefixBounds, StepEndCost};
 
 /// Lower bound on a step with these block counts over all assignments within the stages' bytes: the value
 /// that [`DivisionSearch::undominated_partitions`] minimises. `None` when a stage does not fit.
@@ -23,15 +23,14 @@ pub(super) fn division_bound(
 ) -> Option<f64> {
     let prefix = PrefixBounds::new(overheads, step, cutoff);
     let step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
-    let mut first_stage = FirstStageCost::of_step_phase(step_phase);
+    let mut step_end = StepEndCost::of_step_phase(step_phase);
     let (mut begin, mut bound) = (0, 0.0_f64);
     for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
         let assignment = choice(StageBlocks { stage, first: begin, count: *count })?;
         let run = begin..begin + count;
-        let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, &first_stage);
+        let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, &step_end);
         bound = bound.max(here);
-        first_stage =
-            prefix.first_stage_cost_after(stage, &run, &assignment, overhead, first_stage);
+        step_end = prefix.step_end_cost_after(stage, &run, &assignment, overhead, step_end);
         begin += count;
     }
     Some(bound)
@@ -45,8 +44,8 @@ struct Label {
     microbatch_times: f64,
     /// Bound so far.
     bound: f64,
-    /// Terms of the first stage in bounds of later stages.
-    first_stage: FirstStageCost,
+    /// Terms of the stages at which a step may end in bounds of later stages.
+    step_end: StepEndCost,
     /// Number of blocks of the last stage.
     count: usize,
     /// Index of the label without the last stage in [`Labels::counts`]; `None` for the first stage.
@@ -152,7 +151,7 @@ impl DivisionSearch<'_> {
         labels[0].push(Label {
             microbatch_times: 0.0,
             bound: 0.0,
-            first_stage: FirstStageCost::of_step_phase(0.0),
+            step_end: StepEndCost::of_step_phase(0.0),
             count: 0,
             before: None,
         });
@@ -181,14 +180,14 @@ impl DivisionSearch<'_> {
                         (StageBlocks { stage, first: used, count }, used..used + count);
                     let extend = |label: &Label, assignment: &StageAssignment| {
                         let own = match stage {
-                            0 => FirstStageCost::of_step_phase(
-                                prefix.step_phase_bound(overhead, &run),
-                            ),
-                            _ => label.first_stage,
+                            0 => {
+                                StepEndCost::of_step_phase(prefix.step_phase_bound(overhead, &run))
+                            }
+                            _ => label.step_end,
                         };
                         let here = prefix.of_stage(stage, run.clone(), assignment, overhead, &own);
                         let later =
-                            prefix.first_stage_cost_after(stage, &run, assignment, overhead, own);
+                            prefix.step_end_cost_after(stage, &run, assignment, overhead, own);
                         (later, label.bound.max(here))
                     };
                     if let Some(relaxed) = relaxed {
@@ -201,7 +200,7 @@ impl DivisionSearch<'_> {
                     let Some(assignment) = choice(blocks) else { break };
                     for (at, label) in list.iter().enumerate() {
                         found.priced += 1;
-                        let (first_stage, bound) = extend(label, &assignment);
+                        let (step_end, bound) = extend(label, &assignment);
                         if bound < cutoff.step_time {
                             let own_time = match times_count {
                                 true => assignment.microbatch_time(overhead),
@@ -210,7 +209,7 @@ impl DivisionSearch<'_> {
                             next[used + count].push(Label {
                                 microbatch_times: label.microbatch_times + own_time,
                                 bound,
-                                first_stage,
+                                step_end,
                                 count,
                                 before: before(at),
                             });
@@ -241,7 +240,7 @@ fn keep_undominated(list: &mut Vec<Label>) {
         let dominated = kept.iter().any(|other| {
             other.bound <= label.bound
                 && other.microbatch_times <= label.microbatch_times
-                && other.first_stage.is_no_more_than(&label.first_stage)
+                && other.step_end.is_no_more_than(&label.step_end)
         });
         if !dominated {
             kept.push(label);

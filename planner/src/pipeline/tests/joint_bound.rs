@@ -24,14 +24,17 @@ fn every_role_has_its_index() {
 
 /// The joint bound of a division.
 fn bound(bounds: &JointBounds, counts: &[usize], step: StepSchedule) -> f64 {
+    let (mut end, mut bound) = (bounds.first_stage(&(0..counts[0])), 0.0_f64);
     let mut first_block = 0;
-    let runs = counts.iter().map(|count| {
-        first_block += count;
-        first_block - count..first_block
-    });
-    let first = bounds.first_stage(&(0..counts[0]));
-    let of_stages = runs.enumerate().map(|(stage, run)| bounds.of_stage(stage, &run, first, step));
-    of_stages.fold(0.0, f64::max)
+    for (stage, count) in counts.iter().enumerate() {
+        let run = first_block..first_block + count;
+        bound = bound.max(bounds.of_stage(stage, &run, end, step));
+        if stage > 0 {
+            end = bounds.step_end_cost_after(stage, &run, end, step);
+        }
+        first_block = run.end;
+    }
+    bound
 }
 
 /// A bound on the step of a context, from the segments without rules, the overheads and the numbers of blocks.
