@@ -2,7 +2,9 @@
 
 use narrows_plan::{Context, Seconds};
 
-use crate::context::{ContextBounds, ContextSolution, ContextSolver, PassLinks};
+use crate::context::{
+    BranchedContext, BranchingTimes, ContextBounds, ContextSolution, ContextSolver, PassLinks,
+};
 use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::Infeasible;
 use crate::objective::Objective;
@@ -158,13 +160,27 @@ impl BoundedContext {
 
     /// The bound on the step time after the context was solved with `outcome`, which proves that no plan of the context is
     /// better than `proven`. `None` for a context without a plan.
-    pub(crate) fn proven_bound(self, outcome: &ContextOutcome, proven: f64) -> Option<Seconds> {
+    pub(crate) fn proven_bound(&self, outcome: &ContextOutcome, proven: f64) -> Option<Seconds> {
         let first = self.step_time_bound();
         let bound = match outcome {
             ContextOutcome::Pruned if proven.is_finite() => first.max(self.step_time_of(proven)),
             _ => first,
         };
         bound.is_finite().then_some(Seconds(bound) + self.beyond_kernels)
+    }
+
+    /// Seeks a larger bound than that of a solved context, and a better plan than the incumbent. The times are values of the objective.
+    pub(crate) fn branch(&self, solver: &ContextSolver, values: BranchingTimes) -> BranchedContext {
+        let Some(bounds) = &self.bounds else {
+            return BranchedContext { bound: self.lower_bound(), plan: None };
+        };
+        let times = BranchingTimes {
+            enough: self.step_time_of(values.enough),
+            target: self.step_time_of(values.target),
+            incumbent: self.step_time_of(values.incumbent),
+        };
+        let branched = solver.branch(&self.context, bounds, times);
+        BranchedContext { bound: self.value_of(branched.bound), ..branched }
     }
 
     /// Solves the context, unless its bound or the deadline excludes it.

@@ -10,18 +10,22 @@
 //! 3. The most promising contexts get a better bound, from dividing the blocks among the stages within
 //!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
 //!    simulated) until no bound is better than the best plan.
+//! 4. Where the gap is still large, the least bounds of pipelines are raised by branching on the numbers of blocks of stages,
+//!    which also leads to better plans.
 
 use std::time::Instant;
 
 use narrows_plan::Context;
 use rayon::prelude::*;
 
-use crate::bounded_context::ContextResult;
+use crate::bounded_context::{BoundedContext, ContextResult};
+use crate::context::BranchingTimes;
 use crate::context_queue::ContextQueue;
 use crate::context_solvers::ContextSolvers;
 use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::feasible_plan::FeasiblePlan;
+use crate::objective::Objective;
 use crate::proof::ProofState;
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::Request;
@@ -32,6 +36,10 @@ use crate::segment::SegmentSolver;
 
 /// Contexts that are solved in parallel.
 const CHUNK: usize = 4;
+/// The gap below which no better bounds and plans are sought.
+const SMALL_GAP: f64 = 0.01;
+/// Contexts whose bounds are raised by branching.
+const BRANCHED_MAX: usize = 24;
 
 /// Searches the whole space of a request for the least step time or cost until a deadline. `known` is a plan of the space,
 /// if one is known.
@@ -61,7 +69,7 @@ pub(crate) fn search_least_time(
         best = objective.better(best, open.warm_start());
     }
     let mut reports = vec![];
-    let mut bound = f64::INFINITY;
+    let mut solved: Vec<(BoundedContext, f64)> = vec![];
     let mut is_out_of_time = false;
     // The contexts of a chunk are solved in parallel against one incumbent, so that the outcome does
     // not depend on the number of threads.
@@ -80,20 +88,24 @@ pub(crate) fn search_least_time(
         let results: Vec<ContextResult> =
             chunk.par_iter().map(|open| open.solve(solvers.of(&open.context), incumbent)).collect();
         for (bounded, result) in chunk.into_iter().zip(results) {
-            bound = bound.min(result.bound);
             is_out_of_time |= result.is_interrupted;
             best = objective.better(best, result.plan);
             // Solving proves more than the bound that ordered the contexts.
-            let (context, outcome) = (bounded.context, result.outcome);
+            let outcome = result.outcome;
             let bound = bounded.proven_bound(&outcome, result.bound.min(incumbent));
-            reports.push(ContextReport { context, bound, outcome });
+            reports.push(ContextReport { context: bounded.context, bound, outcome });
+            if result.bound.is_finite() {
+                solved.push((bounded, result.bound));
+            }
         }
     }
     if !deadline.is_over() {
-        best = best
-            .or_else(|| feasible_plan_restricted(request, &solvers, &reports))
-            .map(|best| improve_restricted(request, &solvers, &reports, best, bound));
+        best = best.or_else(|| feasible_plan_restricted(request, &solvers, &reports)).map(|best| {
+            improve_restricted(request, &solvers, &reports, best, least_bound(&solved))
+        });
     }
+    best = best.map(|best| branch_least_bounds(&mut solved, best, objective, &solvers, deadline));
+    let bound = least_bound(&solved);
     is_out_of_time |= best.is_none() && deadline.is_over();
     if let Some(best) = &best {
         record_best(best, &mut reports);
@@ -105,6 +117,39 @@ pub(crate) fn search_least_time(
     report.wall_time = begin.elapsed();
     let step_factor = request.profile.launch_costs(request.executor).step_factor;
     SearchResult { best, report: report.scaled_to_steps(step_factor) }
+}
+
+/// The least bound of solved contexts.
+fn least_bound(solved: &[(BoundedContext, f64)]) -> f64 {
+    solved.iter().map(|(_, bound)| *bound).fold(f64::INFINITY, f64::min)
+}
+
+/// Raises the bounds of solved contexts to within [`SMALL_GAP`] of the best plan, the least first; those after one that stays less only
+/// need to be no less than it. Returns the best plan, which may be a better one.
+fn branch_least_bounds(
+    solved: &mut [(BoundedContext, f64)],
+    mut best: FeasiblePlan,
+    objective: Objective,
+    solvers: &ContextSolvers,
+    deadline: &Deadline,
+) -> FeasiblePlan {
+    let mut enough = f64::INFINITY;
+    solved.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+    for (bounded, bound) in solved.iter_mut().take(BRANCHED_MAX) {
+        let incumbent = objective.value(&best);
+        let target = incumbent * (1.0 - SMALL_GAP);
+        enough = enough.min(target);
+        if *bound >= enough || deadline.is_over() {
+            break;
+        }
+        let values = BranchingTimes { enough, target, incumbent };
+        let branched = bounded.branch(solvers.of(&bounded.context), values);
+        *bound = bound.max(branched.bound);
+        enough = enough.min(*bound);
+        let is_better = |plan: &FeasiblePlan| objective.value(plan) < incumbent;
+        best = branched.plan.filter(is_better).unwrap_or(best);
+    }
+    best
 }
 
 /// Records the best plan as the solution of its context: the warm start may be the best plan.

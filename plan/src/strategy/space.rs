@@ -204,6 +204,17 @@ impl SegmentChoice {
         self.ops[op.0 as usize].choice.inputs[port].forward
     }
 
+    /// Whether consumers use all second layouts of flows: a plan has no others.
+    pub fn uses_all_layouts(&self, segment: &Segment) -> bool {
+        segment.value_ids().all(|id| {
+            let second = self.flows[id.0 as usize].second;
+            let mut consumers = segment.value(id).consumers.iter();
+            second.is_none_or(|second| {
+                consumers.any(|(op, port)| self.ops[op.0 as usize].choice.inputs[*port] == second)
+            })
+        })
+    }
+
     /// Drops every saved copy that the backward pass does not read, so that plans of equal function are
     /// written equally, whichever solver found them.
     pub fn drop_unread_saves(&mut self, segment: &Segment) {

@@ -137,8 +137,7 @@ impl<'a, 's> CollectiveMean<'a, 's> {
             MeanDecisions {
                 part: *part,
                 times: self.cases.iter().map(of_case).collect(),
-                bytes: decisions.bytes,
-                limits: self.rooms_of(*part).collect(),
+                uses: self.rooms_of(*part).map(|room| (room, decisions.bytes)).collect(),
             }
         };
         let constants = self.cases.iter().map(|case| self.step.besides_segments(*case));

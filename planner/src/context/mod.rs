@@ -9,6 +9,7 @@
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
 //! | `collective_step`, `collective_bound` | bounds of a step that waits for gradient reductions or gathers of weights, without and within the memory |
 //! | `collective_mean` | the same bounds from means of such steps |
+//! | `branching` | bounds and plans from branching on the numbers of blocks of stages |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `last_blocks` | faster solutions for the last blocks of a plan that fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
@@ -27,6 +28,7 @@ mod block_room;
 #[cfg(test)]
 mod bound_checks;
 mod bounds;
+mod branching;
 mod collective_bound;
 mod collective_mean;
 mod collective_step;
@@ -48,6 +50,7 @@ mod warm_start;
 
 pub(crate) use average_stage::resident_bytes_min;
 pub(crate) use bounds::ContextBounds;
+pub(crate) use branching::{BranchedContext, BranchingTimes};
 pub(crate) use lower_bound::{PassLinks, flops_bound};
 pub(crate) use progress::ContextSolution;
 pub(crate) use solver::ContextSolver;

@@ -16,7 +16,7 @@ use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
 
 /// A layout of embedding and head of which bounds hold for all of its solutions.
 pub(super) struct RelaxedLayout {
-    embedding_and_head: EmbeddingAndHead,
+    pub(super) embedding_and_head: EmbeddingAndHead,
     pub(super) overheads: PipelineOverheads,
 }
 

@@ -6,6 +6,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use super::interleaved::{BlockTimesMin, ChunkMin, mean_bound};
 use super::joint_times::JointMinima;
+use super::mixed_division::MixedDivision;
 use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{FIRST_STAGE_WEIGHTS, Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::partitioner::{StageMemory, StagePartitioner};
@@ -68,6 +69,22 @@ impl StagePartitioner<'_> {
         let least = bounds.fold(f64::INFINITY, f64::min);
         *multipliers = means.into_multipliers();
         least
+    }
+
+    /// Lower bound in seconds on all partitions by [branching](super::path_mean) on the numbers of blocks of stages, of which `enough` is
+    /// enough. With divisions that may take less than `target`.
+    pub(crate) fn branched(
+        &self,
+        overheads: &PipelineOverheads,
+        (enough, target): (f64, f64),
+    ) -> (f64, Vec<MixedDivision>) {
+        let choices = self.open(overheads, target).choices;
+        let budgets = self.stages.iter().map(|memory| memory.budget).collect();
+        let layouts = overheads.layouts();
+        let means = PathMean::new(self.segments, self.context, layouts, budgets, None);
+        let Some(mut means) = means else { return (0.0, vec![]) };
+        let is_interrupted: &dyn Fn() -> bool = &|| self.interrupt_if_out_of_time();
+        means.branched(choices, (enough, target), is_interrupted)
     }
 
     /// The choices of stages without blocks that no relaxation excludes.

@@ -10,6 +10,7 @@
 //! | `joint_bound` | the same from passes, reductions and updates of the same decisions |
 //! | `joint_times` | the terms of these bounds, least over the decisions of each segment |
 //! | `path_mean` | the same from a mean of paths, within the memory of all stages |
+//! | `mixed_division` | partitions from the decisions of such a mean |
 //! | `step_path` | the weights of a path of passes that a step waits for |
 //! | `schedule_paths` | paths through a schedule, found by simulation |
 //! | `roles` | what stages contribute to the paths of joint bounds |
@@ -33,6 +34,7 @@ mod in_flight;
 mod interleaved;
 mod joint_bound;
 mod joint_times;
+mod mixed_division;
 mod overhead;
 mod partition;
 mod partition_bound;
@@ -57,6 +59,7 @@ pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
 pub(crate) use in_flight::{in_flight_in_chunk, in_flight_in_chunks};
 pub(crate) use interleaved::{BlockTimesMin, stage_chunks};
+pub(crate) use mixed_division::MixedDivision;
 pub(crate) use overhead::PipelineOverheads;
 pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks};

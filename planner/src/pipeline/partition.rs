@@ -98,6 +98,16 @@ impl Partition {
         Some(Partition { bound: Seconds(0.0), counts, stages })
     }
 
+    /// The run of blocks of each stage.
+    pub(super) fn runs(&self) -> Vec<StageBlocks> {
+        let mut first = 0;
+        let of_stage = |(stage, count): (usize, &usize)| {
+            first += count;
+            StageBlocks { stage, first: first - count, count: *count }
+        };
+        self.counts.iter().enumerate().map(of_stage).collect()
+    }
+
     /// Whether a stage has no block.
     pub(crate) fn has_empty_stages(&self) -> bool {
         self.counts.contains(&0)

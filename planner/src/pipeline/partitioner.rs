@@ -233,7 +233,7 @@ impl<'a> StagePartitioner<'a> {
     }
 
     /// A run of blocks on a stage, or the blocks of its chunks.
-    fn blocks(&self, blocks: StageBlocks) -> impl Iterator<Item = BlockInFlight> {
+    pub(super) fn blocks(&self, blocks: StageBlocks) -> impl Iterator<Item = BlockInFlight> {
         let StageBlocks { stage, first, count } = blocks;
         let shapes = self.segments.layer_shapes();
         let is_interleaved = self.context.chunks > 1;

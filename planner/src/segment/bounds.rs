@@ -23,8 +23,8 @@ pub(crate) struct CheapestDecisions {
     pub cost: f64,
     /// The bytes of these decisions: 0 where they were not asked for, and where the segment is too wide for elimination.
     pub bytes: f64,
-    grouping: Grouping,
-    assignment: Assignment,
+    pub(super) grouping: Grouping,
+    pub(super) assignment: Assignment,
 }
 
 impl CheapestDecisions {

@@ -10,6 +10,7 @@ use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::{Bytes, Context, GradReduceDtype, Zero};
 use rayon::prelude::*;
 
+use super::bounds::CheapestDecisions;
 use super::prepared::PassSolution;
 use super::solver::SegmentSolver;
 use super::spec::{SegmentSpec, SolvedSegment};
@@ -162,6 +163,18 @@ impl SegmentSolver<'_> {
             false => solves.limited += 1,
         }
         Some(outcome)
+    }
+
+    /// The solution with these decisions; `None` where values have layouts that nothing uses, as the cheapest decisions may where
+    /// some weights are zero.
+    pub(crate) fn solved(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        decisions: &CheapestDecisions,
+    ) -> Option<Arc<SolvedSegment>> {
+        let solved = self.solution(spec, decisions.grouping, context, &decisions.assignment);
+        solved.choice.uses_all_layouts(&solved.segment).then(|| Arc::new(solved))
     }
 
     /// The solution for an assignment of the cost table.

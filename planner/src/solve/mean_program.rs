@@ -1,12 +1,12 @@
-//! Linear programs of means of bounds on the same decisions, with prices of memory.
+//! Linear programs of means of bounds on the same decisions, with prices of memory and other limits.
 //!
 //! Several bounds hold for the decisions of a model, each a constant and a sum over the parts of the model, and so does any mean of
-//! them. Let yₖ be the share of bound k, cₖ its constant, λₗ a price of each byte of limit l, and Bₗ the bytes within it. Where the
-//! known decisions d of part p, of which there are nₚ, contribute aₖ(d) to bound k and take b(d) bytes of the limits L(d),
+//! them. Let yₖ be the share of bound k, cₖ its constant, Bₗ the size of limit l, such as the bytes of a stage, and λₗ a price of each of
+//! its units. Where the known decisions d of part p, of which there are nₚ, contribute aₖ(d) to bound k and take bₗ(d) of limit l,
 //!
 //! ```text
 //! maximise    Σₖ yₖ·cₖ − Σₗ λₗ·Bₗ + Σₚ nₚ·μₚ
-//! subject to  μₚ ≤ Σₖ yₖ·aₖ(d) + Σ_{l ∈ L(d)} λₗ·b(d)     for all known decisions d of p
+//! subject to  μₚ ≤ Σₖ yₖ·aₖ(d) + Σₗ λₗ·bₗ(d)              for all known decisions d of p
 //!             Σ yₖ = 1 in each group of shares,  y, λ ≥ 0
 //! ```
 //! gives the best shares and prices if these decisions were all, and its dual a mix of decisions that is best for all bounds together.
@@ -19,7 +19,7 @@ use super::ilp::{LinearProgram, LinearRow, TIME_SCALE, solve_relaxation};
 pub(crate) const MEANS_MAX: usize = 40;
 /// Relative difference of such a bound to the value of the linear program at which the search ends.
 pub(crate) const MEAN_TOLERANCE: f64 = 1e-3;
-/// Largest price of memory: of all bytes within a limit, in the unit of time.
+/// Largest price of all that is within a limit, in the unit of time.
 const PRICE_MAX: f64 = 2.0;
 
 /// Decisions of a part.
@@ -27,16 +27,15 @@ pub(crate) struct MeanDecisions {
     pub part: usize,
     /// The contribution to each bound in seconds, in the order of the shares.
     pub times: Vec<f64>,
-    pub bytes: f64,
-    /// The limits that count the bytes.
-    pub limits: Vec<usize>,
+    /// Amounts of limits that they take, by the number of the limit.
+    pub uses: Vec<(usize, f64)>,
 }
 
 /// Bounds, limits, and the decisions that are known.
 pub(crate) struct MeanProgram {
     /// The constant of each bound in seconds, by group of shares.
     pub groups: Vec<Vec<f64>>,
-    /// The bytes within each limit.
+    /// The size of each limit.
     pub limits: Vec<f64>,
     /// The number of each part.
     pub counts: Vec<f64>,
@@ -45,7 +44,7 @@ pub(crate) struct MeanProgram {
     pub unit: f64,
 }
 
-/// Shares, and prices in seconds per byte.
+/// Shares, and prices in seconds per unit of a limit.
 pub(crate) struct MeanMultipliers {
     /// The bound that they would give if no other decisions were possible, in seconds.
     pub value: f64,
@@ -96,7 +95,7 @@ impl MeanProgram {
         ends.map(|(size, end)| end - size..end)
     }
 
-    /// The variables are the shares, the prices of all bytes of these limits, and the costs of the parts. The rows of the groups come
+    /// The variables are the shares, the prices of all that is within these limits, and the costs of the parts. The rows of the groups come
     /// first.
     fn program(&self, priced: &[usize]) -> LinearProgram {
         let scale = self.scale();
@@ -118,10 +117,10 @@ impl MeanProgram {
         let of_decisions = |decisions: &MeanDecisions| {
             let mut terms = vec![(first_part + decisions.part, 1.0)];
             terms.extend(decisions.times.iter().map(|time| -scale * time).enumerate());
-            let prices = priced.iter().enumerate();
-            let counted = prices.filter(|(_, limit)| decisions.limits.contains(limit));
-            let share = |limit: usize| decisions.bytes / self.limits[limit];
-            terms.extend(counted.map(|(price, limit)| (first_price + price, -share(*limit))));
+            terms.extend(decisions.uses.iter().filter_map(|(limit, amount)| {
+                let price = priced.iter().position(|priced| priced == limit)?;
+                Some((first_price + price, -amount / self.limits[*limit]))
+            }));
             terms.retain(|(_, coefficient)| *coefficient != 0.0);
             LinearRow { terms, is_equality: false, rhs: 0.0 }
         };
@@ -133,9 +132,12 @@ impl MeanProgram {
     fn exceeded_limits(&self) -> Vec<usize> {
         let is_exceeded = |limit: &usize| {
             let mut most = vec![0.0_f64; self.counts.len()];
-            for decisions in self.decisions.iter().filter(|of| of.limits.contains(limit)) {
-                let of_part = &mut most[decisions.part];
-                *of_part = of_part.max(decisions.bytes * self.counts[decisions.part]);
+            for decisions in &self.decisions {
+                let uses = decisions.uses.iter().filter(|(used, _)| used == limit);
+                for (_, amount) in uses {
+                    let of_part = &mut most[decisions.part];
+                    *of_part = of_part.max(amount * self.counts[decisions.part]);
+                }
             }
             let within = self.limits[*limit];
             within > 0.0 && most.iter().sum::<f64>() > within
@@ -161,8 +163,7 @@ mod tests {
         let decisions = [[3.0, 1.0], [1.0, 3.0]].map(|times| MeanDecisions {
             part: 0,
             times: times.into(),
-            bytes: 0.0,
-            limits: vec![],
+            uses: vec![],
         });
         let program = MeanProgram {
             groups: vec![vec![0.5, 0.5]],
@@ -181,7 +182,7 @@ mod tests {
     /// Within fewer bytes than all fast decisions take, some are slow.
     #[test]
     fn a_price_counts_the_memory_limit() {
-        let of = |time, bytes| MeanDecisions { part: 0, times: vec![time], bytes, limits: vec![0] };
+        let of = |time, bytes| MeanDecisions { part: 0, times: vec![time], uses: vec![(0, bytes)] };
         let program = MeanProgram {
             groups: vec![vec![0.0]],
             limits: vec![6.0],

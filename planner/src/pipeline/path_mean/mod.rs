@@ -16,14 +16,20 @@
 //! best decisions at these are added (cutting planes; Kelley, 1960), and the longest path with these decisions. Where neither helps any
 //! more, the longest path is that of the dual program's mix of decisions (column generation). The virtual stages of interleaved
 //! pipelines take the place of stages; which blocks they have is fixed, and a stage has one price of memory.
+//!
+//! In this bound, a part of a block may be on each of several stages. Where that loses too much, [branching] on the number of blocks of a
+//! stage, no more than ⌊n⌋ or at least ⌊n⌋ + 1 of the n in the best mix, gives larger bounds. These limits have prices like memory.
 
+mod branching;
 mod program;
+mod stage_counts;
 
 use narrows_cost_model::{PartTimes, StepWeights};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Bytes, Context};
 
+use self::stage_counts::StageCounts;
 use super::in_flight::in_flight_in_chunk;
 use super::interleaved::chunk_blocks;
 use super::overhead::StageOverhead;
@@ -34,6 +40,9 @@ use crate::solve::{MEAN_TOLERANCE, MEANS_MAX};
 
 /// Virtual stages of the longest pipelines that are bounded: the linear programs of longer ones take more time than they save.
 const VIRTUAL_STAGES_MAX: usize = 32;
+
+/// Relative difference of the costs of decisions that may be ignored.
+const NEGLIGIBLE: f64 = 1e-4;
 
 /// Decisions of a segment on a virtual stage.
 struct Candidate {
@@ -58,6 +67,9 @@ pub(crate) struct Multipliers {
     shares: Vec<f64>,
     updates: Vec<f64>,
     prices: Vec<f64>,
+    /// Prices in seconds, for each stage, of a block on it where it may have no more, and of one on any other where it may have no
+    /// fewer.
+    block_prices: [Vec<f64>; 2],
     /// The paths of the shares.
     found: Vec<(SchedulePath, PathCase)>,
 }
@@ -76,10 +88,11 @@ pub(super) struct PathMean<'a> {
     best: Option<Multipliers>,
 }
 
-/// The paths of a division.
+/// The paths of divisions.
 struct DivisionPaths<'o> {
     all: Vec<StepPath>,
     overheads: &'o [StageOverhead],
+    counts: StageCounts,
 }
 
 /// The bound at some multipliers.
@@ -142,44 +155,63 @@ impl<'a> PathMean<'a> {
         is_interrupted: &dyn Fn() -> bool,
     ) -> f64 {
         let Some(all) = self.paths(overheads) else { return 0.0 };
-        let mut paths = DivisionPaths { all, overheads };
-        let mut largest = 0.0;
-        let mut next = self.first_multipliers();
+        let counts = StageCounts::any(overheads, self.segments.layer_shapes().len());
+        let mut paths = DivisionPaths { all, overheads, counts };
+        let first = self.first_multipliers();
+        let (largest, best) = self.raise(&mut paths, first, cutoff, is_interrupted);
+        self.best = best.map(|best| self.with_paths(best)).or_else(|| self.best.take());
+        largest
+    }
+
+    /// The largest bound that is found with the blocks that these divisions have, in seconds, and its multipliers; `next` are the
+    /// first that are tried.
+    fn raise(
+        &mut self,
+        paths: &mut DivisionPaths,
+        mut next: Multipliers,
+        cutoff: f64,
+        is_interrupted: &dyn Fn() -> bool,
+    ) -> (f64, Option<Multipliers>) {
+        let (mut largest, mut found) = (0.0, None);
         for _ in 0..MEANS_MAX {
-            let Some(Evaluation { bound, times }) = self.evaluate(&paths, &next) else {
-                return largest;
+            let Some(Evaluation { bound, times }) = self.evaluate(paths, &next) else {
+                break;
             };
             if bound > largest {
-                (largest, self.best) = (bound, Some(next));
+                (largest, found) = (bound, Some(next));
             }
             if largest >= cutoff || is_interrupted() {
                 break;
             }
             let Some(times) = times else { break };
-            self.find_path(&mut paths, &times);
+            self.find_path(paths, &times);
             let unit = if cutoff.is_finite() { cutoff } else { largest };
             if unit <= 0.0 {
                 break;
             }
             let settled = largest * (1.0 + MEAN_TOLERANCE);
-            let mut best = self.multipliers(&paths, unit);
+            let mut best = self.multipliers(paths, unit);
             if best.as_ref().is_some_and(|(value, _)| *value <= settled) {
-                let mix = self.mixed_times(&paths, unit);
-                let is_found = mix.is_some_and(|times| self.find_path(&mut paths, &times));
-                best = is_found.then(|| self.multipliers(&paths, unit)).flatten();
+                let mix = self.mixed_times(paths, unit);
+                let is_found = mix.is_some_and(|times| self.find_path(paths, &times));
+                best = is_found.then(|| self.multipliers(paths, unit)).flatten();
             }
             let Some((_, multipliers)) = best.filter(|(value, _)| *value > settled) else { break };
             next = multipliers;
         }
-        largest
+        (largest, found)
     }
 
     /// The multipliers of the largest bound, with the paths that have shares.
     pub(super) fn into_multipliers(self) -> Option<Multipliers> {
-        let mut best = self.best?;
-        let paths = self.found.into_iter().zip(best.shares);
-        (best.found, best.shares) = paths.filter(|(_, share)| *share > 0.0).unzip();
-        Some(best)
+        self.best
+    }
+
+    /// The multipliers with the paths that have shares.
+    fn with_paths(&self, mut multipliers: Multipliers) -> Multipliers {
+        let paths = self.found.iter().cloned().zip(multipliers.shares);
+        (multipliers.found, multipliers.shares) = paths.filter(|(_, share)| *share > 0.0).unzip();
+        multipliers
     }
 
     /// The known paths, at least one; `None` where a segment has no legal decisions.
@@ -187,21 +219,36 @@ impl<'a> PathMean<'a> {
         if self.found.is_empty() {
             self.found.push(self.source.typical(overheads)?);
         }
+        Some(self.weighted_paths(overheads))
+    }
+
+    fn weighted_paths(&self, overheads: &[StageOverhead]) -> Vec<StepPath> {
         let weighted =
             |(path, case): &(SchedulePath, PathCase)| self.source.weighted(path, *case, overheads);
-        Some(self.found.iter().map(weighted).collect())
+        self.found.iter().map(weighted).collect()
     }
 
     /// The best multipliers so far; else the first path counts alone.
     fn first_multipliers(&self) -> Multipliers {
-        let mut first = self.best.clone().unwrap_or_else(|| Multipliers {
+        let stages = self.budgets.len();
+        let first = || Multipliers {
             shares: vec![1.0],
-            updates: vec![1.0 / self.budgets.len() as f64; self.budgets.len()],
-            prices: vec![0.0; self.budgets.len()],
-            found: vec![],
-        });
-        first.shares.resize(self.found.len(), 0.0);
-        first
+            updates: vec![1.0 / stages as f64; stages],
+            prices: vec![0.0; stages],
+            block_prices: [vec![0.0; stages], vec![0.0; stages]],
+            found: self.found[..1].to_vec(),
+        };
+        let first = self.best.clone().unwrap_or_else(first);
+        self.of_known_paths(&first)
+    }
+
+    /// The multipliers with a share of each known path, which are those of their own paths.
+    fn of_known_paths(&self, multipliers: &Multipliers) -> Multipliers {
+        let share = |path| {
+            let own = multipliers.found.iter().position(|other| other == path);
+            own.map_or(0.0, |own| multipliers.shares[own])
+        };
+        Multipliers { shares: self.found.iter().map(share).collect(), ..multipliers.clone() }
     }
 
     /// Adds the longest path at these times. Returns whether it was unknown.
@@ -216,7 +263,7 @@ impl<'a> PathMean<'a> {
 
     /// The bound at these multipliers; adds the best decisions to the known ones. `None` where a segment has no legal decisions.
     fn evaluate(&mut self, paths: &DivisionPaths, multipliers: &Multipliers) -> Option<Evaluation> {
-        let Multipliers { shares, updates, prices, .. } = multipliers;
+        let Multipliers { shares, updates, prices, block_prices, .. } = multipliers;
         let mean = |virtual_stage: usize, kind| {
             let (stage, _) = self.context.stage_and_chunk(virtual_stage);
             let weights = paths.all.iter().map(|path| path.weights(virtual_stage, kind));
@@ -227,12 +274,11 @@ impl<'a> PathMean<'a> {
         let besides = paths.all.iter().zip(shares);
         let of_memory = self.budgets.iter().zip(prices);
         let mut bound = besides.map(|(path, share)| path.besides_segments * share).sum::<f64>()
-            - of_memory.map(|(budget, price)| budget.as_f64() * price).sum::<f64>();
+            - of_memory.map(|(budget, price)| budget.as_f64() * price).sum::<f64>()
+            - paths.counts.price_within(block_prices);
         let mut times = Some(vec![KindTimes::default(); self.context.virtual_stages()]);
         for part in &mut self.parts {
             let mut least = f64::INFINITY;
-            let virtual_stages = 0..part.candidates.len();
-            let possible = virtual_stages.filter(|stage| part.may_be_on(*stage, paths)).count();
             for virtual_stage in 0..part.candidates.len() {
                 if !part.may_be_on(virtual_stage, paths) {
                     continue;
@@ -248,10 +294,22 @@ impl<'a> PathMean<'a> {
                     (&weights, None),
                     Some((price, in_flight)),
                 )?;
-                least = least.min(decisions.cost);
+                let of_counts = match kind {
+                    SegmentKind::Block => StageCounts::price_on(stage, block_prices),
+                    _ => 0.0,
+                };
+                least = least.min(decisions.cost + of_counts);
                 let candidates = &mut part.candidates[virtual_stage];
-                let is_known = |other: &Candidate| other.decisions.are_those_of(&decisions);
-                let known = candidates.iter().find(|other| is_known(other));
+                // Decisions that are hardly better than known ones are left out: programs of many decisions take long.
+                let of_memory = if kind == SegmentKind::Block { prices[stage] } else { 0.0 };
+                let cost = |other: &Candidate| {
+                    other.times.weighted(&weights) + of_memory * other.decisions.bytes
+                };
+                let known = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b)));
+                let known = known.filter(|known| {
+                    known.decisions.are_those_of(&decisions)
+                        || cost(known) <= decisions.cost + NEGLIGIBLE * decisions.cost.abs()
+                });
                 let known = known.map(|candidate| candidate.times);
                 let part_times = || {
                     let times =
@@ -262,7 +320,11 @@ impl<'a> PathMean<'a> {
                 match (known.or_else(part_times), &mut times) {
                     (Some(part_times), Some(all)) => {
                         let of_kind = &mut all[virtual_stage][kind as usize];
-                        *of_kind = of_kind.plus(part_times, part.count / possible as f64);
+                        let share = match part.only {
+                            Some(_) => 1.0,
+                            None => paths.counts.share(stage),
+                        };
+                        *of_kind = of_kind.plus(part_times, part.count * share);
                     }
                     _ => times = None,
                 }

@@ -17,22 +17,38 @@ impl PathMean<'_> {
     ) -> Option<(f64, Multipliers)> {
         let MeanMultipliers { value, shares, prices } = self.program(paths, unit).multipliers()?;
         let [shares, updates] = shares.try_into().ok()?;
-        Some((value, Multipliers { shares, updates, prices, found: vec![] }))
+        let [prices, most, least] = split_by_stage(prices);
+        let block_prices = [most, least];
+        Some((value, Multipliers { shares, updates, prices, block_prices, found: vec![] }))
+    }
+
+    /// The number of each of the known decisions that the divisions allow in a best mix.
+    pub(super) fn mix(&self, paths: &DivisionPaths, unit: f64) -> Option<Vec<f64>> {
+        self.program(paths, unit).mix()
     }
 
     /// The times of each virtual stage with a best mix of the known decisions, in which equal segments may have parts of several.
-    pub(super) fn mixed_times(&self, paths: &DivisionPaths, unit: f64) -> Option<Vec<KindTimes>> {
-        let mix = self.program(paths, unit).mix()?;
+    pub(super) fn mixed_times(
+        &self,
+        paths: &mut DivisionPaths,
+        unit: f64,
+    ) -> Option<Vec<KindTimes>> {
+        let mix = self.mix(paths, unit)?;
         let mut times = vec![KindTimes::default(); self.context.virtual_stages()];
+        let mut blocks = vec![0.0; self.budgets.len()];
         for ((_, virtual_stage, kind, candidate), count) in self.candidates(paths).zip(mix) {
             let of_kind = &mut times[virtual_stage][kind as usize];
             *of_kind = of_kind.plus(candidate.times, count);
+            if kind == SegmentKind::Block {
+                blocks[self.context.stage_and_chunk(virtual_stage).0] += count;
+            }
         }
+        paths.counts.mixed = blocks;
         Some(times)
     }
 
     /// The known decisions that the division allows, with the numbers of their parts and virtual stages.
-    fn candidates<'p>(
+    pub(super) fn candidates<'p>(
         &'p self,
         paths: &'p DivisionPaths,
     ) -> impl Iterator<Item = (usize, usize, SegmentKind, &'p Candidate)> {
@@ -58,19 +74,35 @@ impl PathMean<'_> {
                 of_paths.map(|weights| candidate.times.weighted(weights)).collect();
             let of_update = candidate.times.weighted(&update);
             times.extend((0..stages).map(|other| if other == stage { of_update } else { 0.0 }));
-            let is_block = kind == SegmentKind::Block;
-            let limits = is_block.then_some(stage).into_iter().collect();
-            MeanDecisions { part, times, bytes: candidate.decisions.bytes, limits }
+            let uses = match kind {
+                SegmentKind::Block => {
+                    let most = (stages + stage, 1.0);
+                    let others = (0..stages).filter(|other| *other != stage);
+                    let least = others.map(|other| (2 * stages + other, 1.0));
+                    [(stage, candidate.decisions.bytes), most].into_iter().chain(least).collect()
+                }
+                _ => vec![],
+            };
+            MeanDecisions { part, times, uses }
         };
+        let budgets = self.budgets.iter().map(|budget| budget.as_f64());
         MeanProgram {
             groups: vec![
                 paths.all.iter().map(|path| path.besides_segments).collect(),
                 vec![0.0; stages],
             ],
-            limits: self.budgets.iter().map(|budget| budget.as_f64()).collect(),
+            limits: budgets.chain(paths.counts.limits()).collect(),
             counts: self.parts.iter().map(|part| part.count).collect(),
             decisions: self.candidates(paths).map(of_candidate).collect(),
             unit,
         }
     }
+}
+
+/// Prices of bytes, of blocks on stages that may have no more, and of blocks on other stages than those that may have no fewer.
+fn split_by_stage(mut prices: Vec<f64>) -> [Vec<f64>; 3] {
+    let stages = prices.len() / 3;
+    let least = prices.split_off(2 * stages);
+    let most = prices.split_off(stages);
+    [prices, most, least]
 }

@@ -128,3 +128,39 @@ fn no_interleaved_step_is_faster_than_a_mean_of_its_paths() {
     assert!(checked > 300, "{checked}");
     assert!(tightest.iter().all(|ratio| *ratio < 1.01), "{tightest:?}");
 }
+
+/// The bound from branching on numbers of blocks, of which a little more than the time of the even partition is enough.
+fn branched(
+    segments: &SegmentSolver,
+    context: &Context,
+    overheads: &PipelineOverheads,
+    counts: &[usize],
+) -> f64 {
+    let budgets = vec![Bytes(u64::MAX); counts.len()];
+    let boundary = overheads.layouts().0;
+    let partitioner = StagePartitioner::new(segments, context, boundary, budgets.clone());
+    let even = partitioner.even_partition(overheads, f64::INFINITY).expect("no memory limit");
+    let enough = 1.1 * simulate_partition(context, &even, overheads).0;
+    let means = PathMean::new(segments, context, overheads.layouts(), budgets, None);
+    let mut means = means.expect("several stages");
+    let all = overheads.choices().collect();
+    let (bound, divisions) = means.branched(all, (enough, enough), &|| false);
+    for division in divisions {
+        let time = |partition: &Partition| simulate_partition(context, partition, overheads).0;
+        let near = partitioner.fastest_near(&division, &|_| 0.0, &time);
+        let (partition, near) = near.expect("no memory limit");
+        assert_eq!(near, time(&partition));
+        assert!(bound <= near * (1.0 + 1e-9), "{bound} {near}, {context:?}");
+    }
+    bound
+}
+
+/// Whatever their divisions and decisions, no steps take less than the bound from branching.
+#[test]
+fn no_step_is_faster_than_its_branched_bound() {
+    let has_bound =
+        |context: &Context| (2..=4).contains(&context.mesh.pipeline) && context.chunks == 1;
+    let (checked, tightest) = compare(has_bound, 37, branched);
+    assert!(checked > 50, "{checked}");
+    assert!(tightest.iter().all(|ratio| *ratio < 1.02), "{tightest:?}");
+}
