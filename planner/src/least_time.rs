@@ -106,7 +106,8 @@ pub(crate) fn search_least_time(
     }
     best = best.map(|best| branch_least_bounds(&mut solved, best, objective, &solvers, deadline));
     let bound = least_bound(&solved);
-    is_out_of_time |= best.is_none() && deadline.is_over();
+    let has_small_gap = |best: &FeasiblePlan| bound >= objective.value(best) * (1.0 - SMALL_GAP);
+    is_out_of_time |= deadline.is_over() && !best.as_ref().is_some_and(has_small_gap);
     if let Some(best) = &best {
         record_best(best, &mut reports);
     }
