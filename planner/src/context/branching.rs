@@ -7,7 +7,7 @@ use super::partition_bounds::RelaxedLayout;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
-    EmbeddingAndHead, MixedDivision, Partition, StagePartitioner, StepSchedule, simulate_partition,
+    EmbeddingAndHead, MixedDivision, Partition, StepSchedule, simulate_partition,
 };
 
 /// Times that a division is sought again with more memory kept free.
@@ -71,11 +71,8 @@ impl ContextSolver<'_> {
     ) -> f64 {
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let RelaxedLayout { embedding_and_head, overheads } = self.relaxed_layout(context, fastest);
-        let Ok(budgets) = self.block_budgets(context, &embedding_and_head, &no_reserve) else {
-            return 0.0;
-        };
-        let partitioner =
-            StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
+        let partitioner = self.partitioner(context, &embedding_and_head, &no_reserve);
+        let Some(partitioner) = partitioner else { return 0.0 };
         let (bound, divisions) = partitioner.branched(&overheads, (enough, target));
         for division in divisions.iter().filter(|division| division.bound < target) {
             if let Some(plan) = self.plan_near(context, fastest, division, incumbent) {
@@ -98,9 +95,7 @@ impl ContextSolver<'_> {
         let limit = self.request.arena_limit();
         let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         for _ in 0..RESERVES_MAX {
-            let budgets = self.block_budgets(context, embedding_and_head, &reserve).ok()?;
-            let partitioner =
-                StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
+            let partitioner = self.partitioner(context, embedding_and_head, &reserve)?;
             let time = |partition: &Partition| simulate_partition(context, partition, &overheads).0;
             let bound = |partition: &Partition| {
                 partition.step_bound(overheads.of(&partition.counts), StepSchedule::of(context))

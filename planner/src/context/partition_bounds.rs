@@ -10,7 +10,7 @@ use super::collective_mean::CollectiveMean;
 use super::collective_step::CollectiveStep;
 use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
-use crate::pipeline::{EmbeddingAndHead, Multipliers, PipelineOverheads, StagePartitioner};
+use crate::pipeline::{EmbeddingAndHead, Multipliers, PipelineOverheads};
 use crate::request::MemoryLimit;
 use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
 
@@ -148,11 +148,10 @@ impl ContextSolver<'_> {
         }
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let RelaxedLayout { embedding_and_head, overheads } = self.relaxed_layout(context, fastest);
-        let budgets = self.block_budgets(context, &embedding_and_head, &no_reserve);
-        let Ok(budgets) = budgets else { return 0.0 };
-        let partitioner =
-            StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
-        partitioner.mean_of_paths(&overheads, incumbent, multipliers)
+        let partitioner = self.partitioner(context, &embedding_and_head, &no_reserve);
+        partitioner.map_or(0.0, |partitioner| {
+            partitioner.mean_of_paths(&overheads, incumbent, multipliers)
+        })
     }
 
     /// The same of one stage, with the times of these segments and these costs of forward passes, where there are such.
@@ -185,9 +184,8 @@ impl ContextSolver<'_> {
     ) -> LayoutBound {
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let RelaxedLayout { embedding_and_head: relaxed, overheads } = layout;
-        let bounds = self.block_budgets(context, relaxed, &no_reserve).ok().map(|budgets| {
-            let partitioner =
-                StagePartitioner::new(self.segments, context, relaxed.boundary, budgets);
+        let partitioner = self.partitioner(context, relaxed, &no_reserve);
+        let bounds = partitioner.map(|partitioner| {
             let (partitions, priced) = partitioner.partitions(overheads, incumbent);
             self.count_priced(priced);
             (partitions.first().map(|best| best.bound), partitioner.is_interrupted())

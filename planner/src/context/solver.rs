@@ -318,11 +318,9 @@ impl<'a> ContextSolver<'a> {
         reserve: &[Bytes],
         incumbent: f64,
     ) -> PartitionResult<'c> {
-        let Ok(budgets) = self.block_budgets(context, embedding_and_head, reserve) else {
+        let Some(partitioner) = self.partitioner(context, embedding_and_head, reserve) else {
             return PartitionResult::NoneFits;
         };
-        let partitioner =
-            StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
         let (partitions, priced) = partitioner.partitions(overheads, incumbent);
         self.count_priced(priced);
         if partitioner.is_interrupted() {
@@ -419,6 +417,17 @@ impl<'a> ContextSolver<'a> {
         }
         let sized = self.size_within(context, embedding_and_head, refined.clone(), limit);
         Some((self.complete_within_limit(sized)?, refined))
+    }
+
+    /// A partitioner of the blocks with `reserve` bytes of each stage kept free; `None` where a stage does not fit without blocks.
+    pub(super) fn partitioner<'c>(
+        &'c self,
+        context: &'c Context,
+        embedding_and_head: &EmbeddingAndHead,
+        reserve: &[Bytes],
+    ) -> Option<StagePartitioner<'c>> {
+        let budgets = self.block_budgets(context, embedding_and_head, reserve).ok()?;
+        Some(StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets))
     }
 
     pub(super) fn overheads(

@@ -11,13 +11,11 @@ use narrows_plan::{Bytes, Seconds};
 use super::assignment::{BlockInFlight, StageAssignment};
 use super::partition::{Partition, StageBlocks};
 use super::partitioner::StagePartitioner;
+use super::step_phase_weights::IMPROVEMENT_MIN;
 use crate::segment::SolvedSegment;
 
 /// Sweeps over all stages for a faster partition.
 const SWEEPS_MAX: usize = 8;
-/// Smallest relative improvement.
-const IMPROVEMENT_MIN: f64 = 1e-9;
-
 /// Decisions of blocks on a stage.
 #[derive(Clone)]
 pub(crate) struct MixedDecisions {
@@ -86,9 +84,10 @@ impl StagePartitioner<'_> {
             bytes < than_bytes || bytes == than_bytes && is_faster
         };
         let mut best_score = score(&best);
+        let counts = best.counts.clone();
         for _ in 0..SWEEPS_MAX {
             let before = best_score;
-            for run in best.runs() {
+            for run in StageBlocks::of_counts(&counts) {
                 let blocks: Vec<BlockInFlight> = self.blocks(run).collect();
                 for (decisions, block) in mixed.decisions[run.stage]
                     .iter()

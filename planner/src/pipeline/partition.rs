@@ -34,6 +34,15 @@ pub struct StageBlocks {
 }
 
 impl StageBlocks {
+    /// The runs of stages with these numbers of blocks.
+    pub(super) fn of_counts(counts: &[usize]) -> impl Iterator<Item = StageBlocks> {
+        let mut first = 0;
+        counts.iter().enumerate().map(move |(stage, count)| {
+            first += count;
+            StageBlocks { stage, first: first - count, count: *count }
+        })
+    }
+
     /// The blocks.
     pub(super) fn run(&self) -> Range<usize> {
         self.first..self.first + self.count
@@ -89,23 +98,8 @@ impl PruningCutoff {
 impl Partition {
     /// The partition with these counts and an open bound; `None` when a stage does not fit.
     pub(crate) fn with_counts(counts: Vec<usize>, choice: StageChoice) -> Option<Partition> {
-        let mut first = 0;
-        let mut stages = vec![];
-        for (stage, count) in counts.iter().enumerate() {
-            stages.push(choice(StageBlocks { stage, first, count: *count })?);
-            first += count;
-        }
+        let stages = StageBlocks::of_counts(&counts).map(choice).collect::<Option<Vec<_>>>()?;
         Some(Partition { bound: Seconds(0.0), counts, stages })
-    }
-
-    /// The run of blocks of each stage.
-    pub(super) fn runs(&self) -> Vec<StageBlocks> {
-        let mut first = 0;
-        let of_stage = |(stage, count): (usize, &usize)| {
-            first += count;
-            StageBlocks { stage, first: first - count, count: *count }
-        };
-        self.counts.iter().enumerate().map(of_stage).collect()
     }
 
     /// Whether a stage has no block.

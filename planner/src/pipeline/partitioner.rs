@@ -215,14 +215,11 @@ impl<'a> StagePartitioner<'a> {
     /// The partition with faster assignments, by integer programs, for stages where memory binds; `None` when
     /// no assignment is faster. The blocks of a stage may use its `unused` bytes besides their own.
     pub(crate) fn refine(&self, partition: &Partition, unused: &[Bytes]) -> Option<Partition> {
-        let (mut first, mut is_refined) = (0, false);
-        let mut stages = vec![];
-        for (stage, assignment) in partition.stages.iter().enumerate() {
-            let count = assignment.blocks.len();
-            let blocks: Vec<BlockInFlight> =
-                self.blocks(StageBlocks { stage, first, count }).collect();
-            first += count;
-            let budget = assignment.bytes + unused[stage];
+        let (mut stages, mut is_refined) = (vec![], false);
+        let runs = StageBlocks::of_counts(&partition.counts);
+        for (run, assignment) in runs.zip(&partition.stages) {
+            let blocks: Vec<BlockInFlight> = self.blocks(run).collect();
+            let budget = assignment.bytes + unused[run.stage];
             let refinement = StageRefinement::new(self.segments, self.context, budget);
             let refined = refinement.refine(&blocks, assignment);
             is_refined |= refined.is_some();

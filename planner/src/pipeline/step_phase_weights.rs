@@ -103,7 +103,7 @@ impl StagePartitioner<'_> {
 }
 
 /// Smallest relative improvement.
-const IMPROVEMENT_MIN: f64 = 1e-9;
+pub(super) const IMPROVEMENT_MIN: f64 = 1e-9;
 
 /// The numbers of microbatches M that weigh the step phase: one, parts of the microbatches of a step, all of them, the M at
 /// which all stages have equal shares of the step phase, some values around it, and one so large that the step phase has no

@@ -24,14 +24,13 @@ pub(super) fn division_bound(
     let prefix = PrefixBounds::new(overheads, step, cutoff);
     let step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
     let mut step_end = StepEndCost::of_step_phase(step_phase);
-    let (mut begin, mut bound) = (0, 0.0_f64);
-    for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
-        let assignment = choice(StageBlocks { stage, first: begin, count: *count })?;
-        let run = begin..begin + count;
+    let mut bound = 0.0_f64;
+    for (blocks, overhead) in StageBlocks::of_counts(counts).zip(overheads) {
+        let assignment = choice(blocks)?;
+        let (stage, run) = (blocks.stage, blocks.run());
         let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, &step_end);
         bound = bound.max(here);
         step_end = prefix.step_end_cost_after(stage, &run, &assignment, overhead, step_end);
-        begin += count;
     }
     Some(bound)
 }

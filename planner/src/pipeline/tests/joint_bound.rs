@@ -99,6 +99,17 @@ fn no_step_is_faster_than_its_joint_bound() {
     assert!(tightest.iter().all(|ratio| *ratio < 1.01), "{tightest:?}");
 }
 
+/// Bounds from means of paths, without a memory limit.
+fn means<'a>(
+    segments: &'a SegmentSolver,
+    context: &'a Context,
+    overheads: &PipelineOverheads,
+) -> PathMean<'a> {
+    let budgets = vec![Bytes(u64::MAX); context.mesh.pipeline as usize];
+    let means = PathMean::new(segments, context, overheads.layouts(), budgets, None);
+    means.expect("several stages")
+}
+
 /// The bound from means of paths, without a memory limit.
 fn mean_of_paths(
     segments: &SegmentSolver,
@@ -106,9 +117,7 @@ fn mean_of_paths(
     overheads: &PipelineOverheads,
     counts: &[usize],
 ) -> f64 {
-    let budgets = vec![Bytes(u64::MAX); counts.len()];
-    let means = PathMean::new(segments, context, overheads.layouts(), budgets, None);
-    let mut means = means.expect("several stages");
+    let mut means = means(segments, context, overheads);
     means.bound(overheads.of(counts), f64::INFINITY, &|| false)
 }
 
@@ -138,11 +147,10 @@ fn branched(
 ) -> f64 {
     let budgets = vec![Bytes(u64::MAX); counts.len()];
     let boundary = overheads.layouts().0;
-    let partitioner = StagePartitioner::new(segments, context, boundary, budgets.clone());
+    let partitioner = StagePartitioner::new(segments, context, boundary, budgets);
     let even = partitioner.even_partition(overheads, f64::INFINITY).expect("no memory limit");
     let enough = 1.1 * simulate_partition(context, &even, overheads).0;
-    let means = PathMean::new(segments, context, overheads.layouts(), budgets, None);
-    let mut means = means.expect("several stages");
+    let mut means = means(segments, context, overheads);
     let all = overheads.choices().collect();
     let (bound, divisions) = means.branched(all, (enough, enough), &|| false);
     for division in divisions {
