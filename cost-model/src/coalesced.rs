@@ -1,7 +1,7 @@
 //! Prices of the collectives and fused ops that the parameters of a segment share in the step phase.
 //!
 //! A segment has one collective of each kind for all of its parameters, one sum of squares and one update, so the time of each
-//! depends on the sum of their bytes and is no sum over ops. Tables count a [`BytesLine`] below it, which is such a sum, and
+//! depends on the sum of their bytes and is no sum over ops. Tables count a [`BytesBound`] below it, which is such a sum, and
 //! exact where all choices have the same bytes, as on one device of the tensor axis. Gradients that are reduced during the last
 //! backward pass and the others have collectives of their own, as have weights that are gathered during the next forward pass
 //! and the others.
@@ -15,7 +15,7 @@ use narrows_plan::program::Action;
 use narrows_plan::strategy::OpParameters;
 use narrows_plan::{Bytes, Context, Seconds};
 
-use crate::bytes_line::BytesLine;
+use crate::bytes_bound::BytesBound;
 use crate::price::StreamPrices;
 
 /// Bytes of an op's parameters in the collectives and in the fused ops of the step phase.
@@ -49,15 +49,15 @@ pub(crate) struct CoalescedTime {
     pub update: Seconds,
 }
 
-/// The lines of a segment's collectives and fused ops.
+/// Lower bounds on the times of a segment's collectives and fused ops.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CoalescedLines {
+pub(crate) struct CoalescedBounds {
     /// Reductions: during the last backward pass, after it.
-    reductions: [[BytesLine; 2]; 2],
+    reductions: [[BytesBound; 2]; 2],
     /// Gathers: during the next forward pass, in the step phase.
-    gathers: [BytesLine; 2],
-    squares: BytesLine,
-    update: BytesLine,
+    gathers: [BytesBound; 2],
+    squares: BytesBound,
+    update: BytesBound,
 }
 
 impl CoalescedBytes {
@@ -127,36 +127,36 @@ impl CoalescedTime {
     }
 }
 
-impl CoalescedLines {
-    /// The lines of a segment; of each op, the bytes under each of its strategies.
+impl CoalescedBounds {
+    /// The bounds of a segment; of each op, the bytes under each of its strategies.
     pub(crate) fn new(
         ops: &[Vec<CoalescedBytes>],
         context: &Context,
         prices: StreamPrices,
-    ) -> CoalescedLines {
+    ) -> CoalescedBounds {
         let of_ops = |bytes: &dyn Fn(&CoalescedBytes) -> Bytes| -> Vec<Vec<Bytes>> {
             ops.iter().map(|strategies| strategies.iter().map(bytes).collect()).collect()
         };
-        let line = |collective, bytes: &dyn Fn(&CoalescedBytes) -> Bytes| {
+        let bound = |collective, bytes: &dyn Fn(&CoalescedBytes) -> Bytes| {
             let time = |payload| collective_time(collective, payload, context, prices);
-            BytesLine::below(&of_ops(bytes), time)
+            BytesBound::below(&of_ops(bytes), time)
         };
         let fused_op = |op, traffic: &dyn Fn(&CoalescedBytes) -> Bytes| {
             let of_ops = of_ops(traffic);
             let takes_part = |bytes: &&Vec<Bytes>| bytes.iter().all(|bytes| bytes.0 > 0);
             let parameters = of_ops.iter().filter(takes_part).count();
             let time = |traffic| multi_tensor_time((op, parameters), traffic, prices);
-            BytesLine::below(&of_ops, time)
+            BytesBound::below(&of_ops, time)
         };
         let reductions = |overlaps: bool| {
             [0, 1].map(|at| {
                 let collective = CoalescedCollective::REDUCTIONS[at];
-                line(collective, &|op| op.reduced(overlaps, at))
+                bound(collective, &|op| op.reduced(overlaps, at))
             })
         };
-        CoalescedLines {
+        CoalescedBounds {
             reductions: [true, false].map(reductions),
-            gathers: [0, 1].map(|at| line(CoalescedCollective::AllGather, &|op| op.gathers[at])),
+            gathers: [0, 1].map(|at| bound(CoalescedCollective::AllGather, &|op| op.gathers[at])),
             squares: fused_op(MultiTensorOp::SquareSum, &|op| op.squares),
             update: fused_op(MultiTensorOp::AdamW, &|op| op.update),
         }
@@ -165,8 +165,8 @@ impl CoalescedLines {
     /// The share of the op with this index.
     pub(crate) fn share(&self, op: usize, bytes: &CoalescedBytes) -> CoalescedTime {
         let reductions = |overlaps: bool| -> Seconds {
-            let lines = self.reductions[usize::from(!overlaps)].iter().enumerate();
-            lines.map(|(at, line)| line.share(op, bytes.reduced(overlaps, at))).sum()
+            let bounds = self.reductions[usize::from(!overlaps)].iter().enumerate();
+            bounds.map(|(at, bound)| bound.share(op, bytes.reduced(overlaps, at))).sum()
         };
         let [gather_in_forward, gather] =
             [0, 1].map(|at| self.gathers[at].share(op, bytes.gathers[at]));

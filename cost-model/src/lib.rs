@@ -6,7 +6,7 @@
 //! time of a step into time, cost and energy of a whole run.
 
 mod breakdown;
-mod bytes_line;
+mod bytes_bound;
 mod coalesced;
 mod exact_step;
 mod flow_time;

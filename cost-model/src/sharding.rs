@@ -2,7 +2,7 @@
 //! with the casts before them, and the addition of the reduced parts.
 //!
 //! A block has one collective of each kind for all of its parameters, so its price is not a sum over ops. Each op
-//! counts a share of a [`BytesLine`] below it, which is exact where all choices have the same bytes, as on one device of the
+//! counts a share of a [`BytesBound`] below it, which is exact where all choices have the same bytes, as on one device of the
 //! tensor axis. A collective overlapped with computation counts the least time it can add. The additions count for none of the
 //! ops; a step of one microbatch has them only with rounded gradients.
 
@@ -15,7 +15,7 @@ use narrows_plan::program::{Action, CollectiveOp, Extent};
 use narrows_plan::strategy::OpParameters;
 use narrows_plan::{Bytes, Context, Seconds};
 
-use crate::bytes_line::BytesLine;
+use crate::bytes_bound::BytesBound;
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::StepWeights;
 
@@ -86,7 +86,7 @@ pub(crate) struct ShardingPrices<'a> {
     /// The part of a collective's time that it adds to the pass at least.
     counted: f64,
     /// The gather of the weights, and the reduction of the gradients.
-    lines: [BytesLine; 2],
+    bounds: [BytesBound; 2],
     pub least: ShardingMin,
 }
 
@@ -104,28 +104,28 @@ impl<'a> ShardingPrices<'a> {
             Some(slowdown) if context.overlap_grad_reduce => slowdown.hidden_cost(),
             _ => 1.0,
         };
-        let line = |bytes: CollectiveBytes, collective: fn(Bytes, &Context) -> CollectiveOp| {
+        let bound = |bytes: CollectiveBytes, collective: fn(Bytes, &Context) -> CollectiveOp| {
             let of_op = |op: &Vec<OpParameters>| op.iter().map(|of| bytes(of, context)).collect();
             let of_ops: Vec<Vec<Bytes>> = ops.iter().map(of_op).collect();
-            BytesLine::below(&of_ops, |payload| {
+            BytesBound::below(&of_ops, |payload| {
                 let action = Action::Collective(collective(payload, context));
                 (prices.kernel)(&action.kernel(&[], &[])).0
             })
         };
-        let lines = [line(gathered_bytes, all_gather), line(reduced_bytes, reduce_scatter)];
+        let bounds = [bound(gathered_bytes, all_gather), bound(reduced_bytes, reduce_scatter)];
         let least = ShardingMin {
-            gather: lines[0].least(),
-            reduction: lines[1].least(),
+            gather: bounds[0].least(),
+            reduction: bounds[1].least(),
             additions: ops.iter().map(|op| additions_min(op, context, prices)).sum(),
         };
-        ShardingPrices { context, price: prices.kernel, counted, lines, least }
+        ShardingPrices { context, price: prices.kernel, counted, bounds, least }
     }
 
     /// The least that the parameters of an op add, by its index among the ops.
     pub(crate) fn of(&self, at: usize, op: &Op, parameters: &OpParameters) -> ShardingTime {
         let [gather, reduction] = [
-            self.lines[0].share(at, gathered_bytes(parameters, self.context)),
-            self.lines[1].share(at, reduced_bytes(parameters, self.context)),
+            self.bounds[0].share(at, gathered_bytes(parameters, self.context)),
+            self.bounds[1].share(at, reduced_bytes(parameters, self.context)),
         ];
         let casts = match parameters.has_sharded_gradient(self.context) {
             true => [

@@ -8,7 +8,7 @@ use narrows_plan::graph::{OpId, Segment};
 use narrows_plan::strategy::{OpParameters, SegmentChoice, SegmentSpace, Strategy};
 use narrows_plan::{BucketSplit, Bytes, Context, Seconds};
 
-use crate::coalesced::{CoalescedBytes, CoalescedLines, CoalescedTime};
+use crate::coalesced::{CoalescedBounds, CoalescedBytes, CoalescedTime};
 use crate::memory::SegmentBytes;
 use crate::op_order::OpOrder;
 use crate::overlap::{EarlyBucket, GatherTime, OverlapSlowdown, SplitBucketTime};
@@ -72,11 +72,11 @@ impl StepPhases {
         let bytes = |steps: &Vec<(Strategy, OpStep)>| {
             steps.iter().map(|(_, step)| step.coalesced).collect()
         };
-        let lines =
-            CoalescedLines::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
+        let bounds =
+            CoalescedBounds::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
         for (op, steps) in ops.iter_mut().enumerate() {
             for (_, step) in steps {
-                step.count(lines.share(op, &step.coalesced), prices.overlap);
+                step.count(bounds.share(op, &step.coalesced), prices.overlap);
             }
         }
         let sharding_min = match context.shards_gradients() {
@@ -304,9 +304,9 @@ fn shared_min(
 ) -> Seconds {
     let bytes =
         |(_, steps): &OpAlternatives| steps.iter().map(|(_, step)| step.coalesced).collect();
-    let lines = CoalescedLines::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
+    let bounds = CoalescedBounds::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
     let of_op = |(at, (_, steps)): (usize, &OpAlternatives)| {
-        let shared = |step: &OpStep| lines.share(at, &step.coalesced);
+        let shared = |step: &OpStep| bounds.share(at, &step.coalesced);
         let times = steps.iter().map(|(_, step)| time(step, shared(step)).0);
         Seconds(times.reduce(f64::min).unwrap_or(0.0))
     };
