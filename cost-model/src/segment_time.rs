@@ -1,7 +1,7 @@
 //! The times of one instance of a segment.
 
-use narrows_plan::Seconds;
 use narrows_plan::emit::InstrTemplate;
+use narrows_plan::{BucketSplit, Seconds};
 
 use crate::price::KernelPrice;
 
@@ -52,7 +52,7 @@ impl SegmentTime {
 }
 
 /// Number of the parts of a step that are weighed.
-const PARTS: usize = 9;
+const PARTS: usize = 9 + 2 * BucketSplit::SPLITS.len();
 
 /// Weights of the parts of a step in a bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -75,6 +75,12 @@ pub struct StepWeights {
     pub sharded_gathers: f64,
     /// Reductions of sharded gradients of one microbatch, alone.
     pub sharded_reductions: f64,
+    /// Gathers during the first forward pass of a block in each of [`BucketSplit::SPLITS`]: the first alone, and the least that the
+    /// others add to a step.
+    pub split_gathers: [f64; BucketSplit::SPLITS.len()],
+    /// Gradient reductions of a block in each of [`BucketSplit::SPLITS`]: the last alone, and the least that the others add to a
+    /// step.
+    pub split_reductions: [f64; BucketSplit::SPLITS.len()],
 }
 
 impl StepWeights {
@@ -101,6 +107,8 @@ impl StepWeights {
             overlapped,
             sharded_gathers,
             sharded_reductions,
+            split_gathers: [gathers_at_attention, gathers_by_linear],
+            split_reductions: [reductions_at_attention, reductions_by_linear],
         } = self;
         [
             forward,
@@ -112,6 +120,10 @@ impl StepWeights {
             overlapped,
             sharded_gathers,
             sharded_reductions,
+            gathers_at_attention,
+            gathers_by_linear,
+            reductions_at_attention,
+            reductions_by_linear,
         ]
     }
 }

@@ -2,9 +2,9 @@
 //! that ZeRO-2 and ZeRO-3 add to the passes.
 
 use narrows_plan::emit::{
-    InstrTemplate, reduce_over_tensor, round_gradient, split_bucket, widen_gradient,
+    InstrTemplate, SplitBucket, reduce_over_tensor, round_gradient, split_bucket, widen_gradient,
 };
-use narrows_plan::graph::{OpId, Segment};
+use narrows_plan::graph::{OpId, Segment, SegmentKind};
 use narrows_plan::strategy::{OpParameters, SegmentChoice, SegmentSpace, Strategy};
 use narrows_plan::{BucketSplit, Bytes, Context, Seconds};
 
@@ -27,6 +27,10 @@ pub(crate) struct OpStep {
     pub overlapped: Seconds,
     /// Gathers of updated weights during the next forward pass, of which `time` has the least that they add to a step.
     pub gathered: Seconds,
+    /// The gathers of a stage's first block in buckets: the first alone, and the least that the others add to a step.
+    split_gathers: [Seconds; BucketSplit::SPLITS.len()],
+    /// The reductions of a stage's first block in buckets: the last alone, and the least that the others add to a step.
+    split_reductions: [Seconds; BucketSplit::SPLITS.len()],
     /// Bytes of the parameters with their gradients and optimizer states.
     pub resident: Bytes,
     /// The least that a sharded parameter adds to the passes of one microbatch.
@@ -77,6 +81,11 @@ impl StepPhases {
         for (op, steps) in ops.iter_mut().enumerate() {
             for (_, step) in steps {
                 step.count(bounds.share(op, &step.coalesced), prices.overlap);
+            }
+        }
+        if let (SegmentKind::Block, Some(slowdown)) = (space.segment.kind, prices.overlap) {
+            for (at, split) in BucketSplit::SPLITS.into_iter().enumerate() {
+                count_split(&mut ops, (at, split), &space.segment, (context, prices, slowdown));
             }
         }
         let sharding_min = match context.shards_gradients() {
@@ -321,6 +330,13 @@ impl OpStep {
             + self.gathered * weights.gathered
             + self.overlapped * weights.overlapped
             + self.sharding.weighted(weights)
+            + self.of_splits(weights)
+    }
+
+    fn of_splits(&self, weights: &StepWeights) -> Seconds {
+        let gathers = self.split_gathers.iter().zip(weights.split_gathers);
+        let reductions = self.split_reductions.iter().zip(weights.split_reductions);
+        gathers.chain(reductions).map(|(time, weight)| *time * weight).sum()
     }
 
     /// Counts times in the collectives and fused ops that the ops of a segment share, after the op's own work.
@@ -342,6 +358,35 @@ impl OpStep {
             }
         }
         self.time += self.update;
+    }
+}
+
+/// Counts the gathers and the reductions of a stage's first block whose buckets are split. Several buckets take no less time than
+/// one, so all but the first count as one.
+fn count_split(
+    ops: &mut [Vec<(Strategy, OpStep)>],
+    (at, split): (usize, BucketSplit),
+    segment: &Segment,
+    (context, prices, slowdown): (&Context, StreamPrices, OverlapSlowdown),
+) {
+    let SplitBucket { first, rest } =
+        split_bucket(split, segment, segment.op_ids().map(|op| (op, ())));
+    for (bucket, part) in [(first, 1.0), (rest.concat(), slowdown.hidden_cost())] {
+        let of_bucket = bucket.iter().map(|(op, ())| op.0 as usize);
+        let bytes = |op: usize| ops[op].iter().map(|(_, step)| step.coalesced).collect();
+        let bounds = CoalescedBounds::new(
+            &of_bucket.clone().map(bytes).collect::<Vec<_>>(),
+            context,
+            prices,
+        );
+        for (index, op) in of_bucket.enumerate() {
+            for (_, step) in &mut ops[op] {
+                let shared = bounds.share(index, &step.coalesced);
+                let casts = if step.coalesced.overlaps { step.own.casts } else { Seconds(0.0) };
+                step.split_gathers[at] = shared.gather_in_forward * part;
+                step.split_reductions[at] = (shared.overlapped + casts) * part;
+            }
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use narrows_plan::Context;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 
 use super::block_room::BlockRoom;
-use super::collective_step::{CollectiveStep, Longer};
+use super::collective_cases::Longer;
+use super::collective_step::CollectiveStep;
 use crate::pipeline::PipelineOverheads;
 use crate::segment::{ForwardCosts, SegmentSolver};
 
@@ -199,6 +200,34 @@ mod tests {
         }
         assert!(checked > 50 && waiting.iter().all(|count| *count > 20), "{checked} {waiting:?}");
         assert!(tightest.iter().all(|ratio| *ratio < 1.03), "{tightest:?}");
+    }
+
+    /// Collectives at the ends of the passes are exposed, with every division of the first block's buckets. No plan is faster than
+    /// the bound that counts them, which is often larger than with the least that any decisions leave exposed.
+    #[test]
+    fn no_plan_is_faster_than_its_ends() {
+        let (mut checked, mut raised, mut tightest) = (0, [0; 2], f64::INFINITY);
+        for (name, slower) in [("llama-130m", 1.0), ("cola-350m", 2.0), ("lax-130m", 2.0)] {
+            let request = slower_links::request(name, [1.0, slower], [16, 32, 512]);
+            for_each_plan(request, (|_| true, 3), |solver, context, relaxed, plan| {
+                let (segments, overheads) = (solver.segments, &relaxed.overheads);
+                let step = CollectiveStep::with_overheads(segments, context, overheads, None);
+                let step = step.expect("one stage");
+                let bound = |longer| step.bound(longer).expect("legal decisions");
+                let hidden = bound([Longer::Never; 2]);
+                for longer in step.cases().into_iter().filter(|of| of.contains(&Longer::AtEnd)) {
+                    let bound = bound(longer);
+                    assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {longer:?}, {context:?}");
+                    checked += 1;
+                    if bound > hidden * 1.002 {
+                        raised[usize::from(longer[1] == Longer::AtEnd)] += 1;
+                        tightest = tightest.min(plan.time.0 / bound);
+                    }
+                }
+            });
+        }
+        assert!(checked > 50 && raised.iter().all(|count| *count > 5), "{checked} {raised:?}");
+        assert!(tightest < 1.01, "{tightest}");
     }
 
     /// Within a memory limit, no plan is faster than the bound, which memory raises, and some are hardly slower.

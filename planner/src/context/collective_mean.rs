@@ -11,7 +11,8 @@ use narrows_cost_model::{PartTimes, StepWeights};
 use narrows_plan::Context;
 
 use super::block_room::BlockRoom;
-use super::collective_step::{CollectiveStep, Longer};
+use super::collective_cases::{FirstBuckets, Longer};
+use super::collective_step::CollectiveStep;
 use crate::pipeline::in_flight_in_chunk;
 use crate::segment::{CheapestDecisions, SegmentSolver};
 use crate::solve::{MEAN_TOLERANCE, MEANS_MAX, MeanDecisions, MeanMultipliers, MeanProgram};
@@ -22,6 +23,7 @@ const FIRST_CASES: usize = 3;
 /// Decisions of a part of the step.
 struct Candidate {
     part: usize,
+    buckets: FirstBuckets,
     decisions: CheapestDecisions,
     times: PartTimes,
 }
@@ -98,26 +100,35 @@ impl<'a, 's> CollectiveMean<'a, 's> {
             of_cases.map(|(case, share)| share * self.step.besides_segments(*case)).sum::<f64>()
                 - of_rooms.map(|(room, price)| room.bytes * price).sum::<f64>();
         let in_flight = in_flight_in_chunk(self.context, 0, 0);
+        let in_buckets = [0, 1].map(|at| {
+            let mut of_cases = self.cases.iter().zip(shares);
+            of_cases.any(|(case, share)| case[at] == Longer::AtEnd && *share != 0.0)
+        });
         for (part, (spec, count)) in self.step.parts().enumerate() {
-            let of_cases = self.cases.iter().zip(shares).filter(|(_, share)| **share != 0.0);
-            let weights = of_cases.fold(StepWeights::default(), |sum, (case, share)| {
-                sum.plus(self.step.part_weights(part, *case), *share)
-            });
             let price: f64 = self.rooms_of(part).map(|room| prices[room]).sum();
-            let decisions = self.segments.cheapest_decisions(
-                spec,
-                self.context,
-                (&weights, self.step.forward_costs()),
-                Some((price, in_flight)),
-            )?;
+            let forward = self.step.forward_costs();
+            let with_buckets = |buckets: FirstBuckets| {
+                let of_cases = self.cases.iter().zip(shares).filter(|(_, share)| **share != 0.0);
+                let weights = of_cases.fold(StepWeights::default(), |sum, (case, share)| {
+                    sum.plus(self.step.part_weights(part, *case, buckets), *share)
+                });
+                let (costs, memory) = ((&weights, forward), Some((price, in_flight)));
+                Some((
+                    buckets,
+                    self.segments.cheapest_decisions(spec, self.context, costs, memory)?,
+                ))
+            };
+            let of_buckets = self.step.buckets(part, in_buckets).filter_map(with_buckets);
+            let (buckets, decisions) =
+                of_buckets.min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
             bound += count * decisions.cost;
-            let mut known = self.known.iter().filter(|known| known.part == part);
+            let mut known =
+                self.known.iter().filter(|known| (known.part, known.buckets) == (part, buckets));
             if known.any(|known| known.decisions.are_those_of(&decisions)) {
                 continue;
             }
-            let forward = self.step.forward_costs();
             let times = self.segments.part_times(spec, self.context, &decisions, forward)?;
-            self.known.push(Candidate { part, decisions, times });
+            self.known.push(Candidate { part, buckets, decisions, times });
         }
         Some(bound)
     }
@@ -131,9 +142,10 @@ impl<'a, 's> CollectiveMean<'a, 's> {
     /// The program of the shares of cases and the prices of rooms.
     fn program(&self, unit: f64) -> MeanProgram {
         let of_candidate = |candidate: &Candidate| {
-            let Candidate { part, decisions, times } = candidate;
-            let of_case =
-                |case: &[Longer; 2]| times.weighted(&self.step.part_weights(*part, *case));
+            let Candidate { part, buckets, decisions, times } = candidate;
+            let of_case = |case: &[Longer; 2]| {
+                times.weighted(&self.step.part_weights(*part, *case, *buckets))
+            };
             MeanDecisions {
                 part: *part,
                 times: self.cases.iter().map(of_case).collect(),

@@ -30,70 +30,23 @@
 //! take longer than the rest of the pass, which is that of the first block and of the embedding, while all others are hidden. The
 //! first two gathers mirror that.
 //!
+//! The last reductions of the first block follow the last backward pass, and the embedding alone hides the first gather of that
+//! block. How much these are depends on how the block's gradients and weights are divided into buckets, and on the same decisions as
+//! the passes. Where all other collectives are hidden, the reductions count in full, and a gather of G seconds beside the E seconds
+//! before its weights are read adds G − (1 − c·(1 − 1/k))·E.
+//!
 //! All of these times depend on the same decisions: the bound is the least of their sum over all decisions of each segment.
 
 use std::cell::RefCell;
 
 use narrows_cost_model::StepWeights;
-use narrows_plan::Context;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
+use narrows_plan::{BucketSplit, Context};
 
-use crate::pipeline::{PipelineOverheads, StageOverhead, in_flight_in_chunk};
+use super::collective_cases::{FirstBuckets, Longer, Place};
+use crate::pipeline::{PipelineOverheads, in_flight_in_chunk};
 use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
-
-/// The passes in one direction whose collectives take longer than they do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Longer {
-    Never,
-    /// In the first forward pass before the second block, or in the last backward pass after it.
-    BesideFirstBlock,
-    /// In the first forward pass, or in the last backward pass.
-    InOnePass,
-    /// In every pass, beside the blocks.
-    InEveryPass,
-}
-
-impl Longer {
-    /// The cases that a context has in forward (0) and in backward (1) passes.
-    fn cases(context: &Context) -> [Vec<Longer>; 2] {
-        let overlaps = context.overlap_grad_reduce;
-        let of_passes = [
-            (context.gathers_in_forward(), context.shards_weights() && overlaps),
-            (overlaps, context.shards_gradients() && overlaps),
-        ];
-        of_passes.map(|(in_one, in_every)| {
-            let one = in_one.then_some(Longer::InOnePass);
-            let beside_first =
-                (in_one && !context.shards_gradients()).then_some(Longer::BesideFirstBlock);
-            let every = in_every.then_some(Longer::InEveryPass);
-            [Some(Longer::Never), beside_first, one, every].into_iter().flatten().collect()
-        })
-    }
-}
-
-/// A segment's place in the passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Embedding,
-    FirstBlock,
-    SecondBlock,
-    Block,
-    SecondToLastBlock,
-    LastBlock,
-    Head,
-}
-
-impl Place {
-    /// Number of blocks after the last ones, which have a place of their own.
-    fn blocks_after(self) -> Option<u64> {
-        match self {
-            Place::LastBlock => Some(0),
-            Place::SecondToLastBlock => Some(1),
-            _ => None,
-        }
-    }
-}
 
 /// A segment, the weights of its times, and the multiplier of its bytes.
 type LeastCostKey = (SegmentSpec, StepWeights, Option<f64>);
@@ -114,6 +67,12 @@ pub(super) struct CollectiveStep<'a> {
     /// Time that the collectives at the ends of all forward (0) and all backward passes (1) add where the others are hidden, with
     /// the additions of reduced parts, in seconds.
     at_ends: [f64; 2],
+    /// The part of that time for the first gather and the last reductions of the first block.
+    of_first_block: [f64; 2],
+    /// Time of the step phase besides the segments, in seconds.
+    step_phase: f64,
+    /// Most time of a first forward pass through the first block before it reads a weight that is gathered during it, in seconds.
+    before_first_gather: f64,
     /// Time that reductions of the first block add which follow the last backward pass, in seconds.
     after_backward: f64,
     /// Costs of forward passes besides those of the segments.
@@ -168,10 +127,18 @@ impl<'a> CollectiveStep<'a> {
             parts,
             last_block_counts: [false; 2],
             at_ends: [0.0; 2],
+            of_first_block: [0.0; 2],
+            step_phase: 0.0,
+            before_first_gather: 0.0,
             forward_costs: None,
             known: RefCell::default(),
             after_backward: 0.0,
         };
+        if context.gathers_in_forward() {
+            let first = SegmentSpec::block(segments.layer_shapes()[0], boundary);
+            step.before_first_gather = segments.forward_before_gathers_max(first, context)
+                * context.pass_microbatches() as f64;
+        }
         if !before.is_empty() {
             step.last_block_counts = [0, 1].map(|at| {
                 step.least_pass(last, at) * (1.0 - step.overlapped)
@@ -203,14 +170,25 @@ impl<'a> CollectiveStep<'a> {
     /// Counts what the ends of the passes add with these overheads of the same layouts.
     pub(super) fn count_ends(&mut self, overheads: &PipelineOverheads) {
         let overhead = &overheads.of(&[self.segments.layer_shapes().len()])[0];
-        self.at_ends = at_ends(overhead, self.context);
+        self.of_first_block = [overhead.first_gather_min.0, overhead.first_block_min.0];
+        let microbatches = self.context.workload.microbatches(&self.context.mesh) as f64;
+        self.at_ends =
+            [0, 1].map(|at| self.of_first_block[at] + overhead.besides_ends[at].0 * microbatches);
         self.after_backward = overhead.first_block_min.0;
+        self.step_phase = overhead.besides_ends[2].0 - self.of_first_block.iter().sum::<f64>();
+    }
+
+    /// Whether every forward (0) or every backward pass (1) has collectives of sharded parameters.
+    fn is_sharded(&self, at: usize) -> bool {
+        [self.context.shards_weights(), self.context.shards_gradients()][at]
     }
 
     /// The part of a segment's forward (0) or backward (1) pass that counts.
     fn part(&self, place: Place, at: usize, longer: Longer) -> f64 {
         match (place, longer) {
             (_, Longer::Never) | (Place::Head, _) => 1.0,
+            (Place::Embedding, Longer::AtEnd) if at == 0 || self.is_sharded(at) => self.overlapped,
+            (_, Longer::AtEnd) => 1.0,
             (Place::Embedding | Place::FirstBlock, Longer::BesideFirstBlock) => self.overlapped,
             (_, Longer::BesideFirstBlock) => 1.0,
             // Nothing is beside it: no weights are gathered for a later block, and no gradients of one are reduced.
@@ -242,6 +220,10 @@ impl<'a> CollectiveStep<'a> {
     fn is_possible(&self, at: usize, longer: Longer) -> bool {
         let in_pass = match longer {
             Longer::Never => return true,
+            // Short models have no part of its own for the first block.
+            Longer::AtEnd => {
+                return self.parts.iter().any(|(_, place, _)| *place == Place::FirstBlock);
+            }
             Longer::BesideFirstBlock | Longer::InOnePass => self.context.pass_microbatches() as f64,
             Longer::InEveryPass => 1.0,
         };
@@ -301,7 +283,11 @@ impl<'a> CollectiveStep<'a> {
         for (part, (spec, place, count)) in self.parts.iter().enumerate() {
             let counted = memory.filter(|(_, last_blocks)| self.is_counted(part, *last_blocks));
             let multiplier = counted.map(|(multiplier, _)| multiplier);
-            let of_part = self.least(*spec, self.weights(*place, longer), multiplier)?;
+            let of_buckets =
+                self.buckets(part, longer.map(|longer| longer == Longer::AtEnd)).filter_map(
+                    |buckets| self.least(*spec, self.weights(*place, longer, buckets), multiplier),
+                );
+            let of_part = of_buckets.min_by(|a, b| a[0].total_cmp(&b[0]))?;
             total = [0, 1].map(|at| total[at] + count * of_part[at]);
         }
         Some(total)
@@ -309,12 +295,23 @@ impl<'a> CollectiveStep<'a> {
 
     /// The time of a step in a case besides the weighted times of its parts, in seconds.
     pub(super) fn besides_segments(&self, longer: [Longer; 2]) -> f64 {
-        let hidden = [0, 1].into_iter().filter(|at| longer[*at] == Longer::Never);
-        let at_ends: f64 = hidden.map(|at| self.at_ends[at]).sum();
+        let at_end = |at: usize| match longer[at] {
+            Longer::Never => self.at_ends[at],
+            Longer::AtEnd if self.is_sharded(at) => 0.0,
+            Longer::AtEnd => self.at_ends[at] - self.of_first_block[at],
+            _ => 0.0,
+        };
+        let at_ends = at_end(0) + at_end(1);
+        let before_gather = match longer[0] {
+            Longer::AtEnd if !self.is_sharded(0) => {
+                (1.0 - self.overlapped) * self.before_first_gather
+            }
+            _ => 0.0,
+        };
         // Those of sharded gradients follow the reductions of every pass.
         let after_backward =
             if longer[1] == Longer::InEveryPass { self.after_backward } else { 0.0 };
-        at_ends + after_backward + self.additions(longer[1])
+        self.step_phase + at_ends + after_backward + self.additions(longer[1]) - before_gather
     }
 
     /// The parts of a step: distinct segments in each place, with their numbers of instances.
@@ -323,8 +320,23 @@ impl<'a> CollectiveStep<'a> {
     }
 
     /// The weights of the times of a part in a case.
-    pub(super) fn part_weights(&self, part: usize, longer: [Longer; 2]) -> StepWeights {
-        self.weights(self.parts[part].1, longer)
+    pub(super) fn part_weights(
+        &self,
+        part: usize,
+        longer: [Longer; 2],
+        buckets: FirstBuckets,
+    ) -> StepWeights {
+        self.weights(self.parts[part].1, longer, buckets)
+    }
+
+    /// The buckets on which the time of a part depends, where those of gathers (0) and of reductions (1) count.
+    pub(super) fn buckets(
+        &self,
+        part: usize,
+        count: [bool; 2],
+    ) -> impl Iterator<Item = FirstBuckets> {
+        let is_first = self.parts[part].1 == Place::FirstBlock;
+        FirstBuckets::all(self.context, count.map(|count| is_first && count))
     }
 
     /// Whether the bytes of a part count where so many last blocks are left out: memory is that of the blocks.
@@ -359,11 +371,11 @@ impl<'a> CollectiveStep<'a> {
         match longer {
             Longer::InOnePass => place != Place::Head || !self.last_block_counts[at],
             Longer::BesideFirstBlock => matches!(place, Place::FirstBlock | Place::SecondBlock),
-            Longer::Never | Longer::InEveryPass => false,
+            Longer::Never | Longer::AtEnd | Longer::InEveryPass => false,
         }
     }
 
-    fn weights(&self, place: Place, longer: [Longer; 2]) -> StepWeights {
+    fn weights(&self, place: Place, longer: [Longer; 2], buckets: FirstBuckets) -> StepWeights {
         let (passes, in_pass) =
             (self.context.passes() as f64, self.context.pass_microbatches() as f64);
         let beyond_hidden = 1.0 - self.hidden_cost;
@@ -371,20 +383,41 @@ impl<'a> CollectiveStep<'a> {
             let part = self.part(place, at, longer[at]);
             match longer[at] {
                 Longer::InEveryPass => in_pass * passes * part,
+                Longer::AtEnd if self.is_sharded(at) => in_pass * passes * part,
                 _ => in_pass * (passes - 1.0 + part),
             }
         });
-        let [gathered, overlapped] = [0, 1]
+        let mut in_full = [0, 1]
             .map(|at| if self.counts_in_full(place, at, longer[at]) { beyond_hidden } else { 0.0 });
+        // The first gather and the last reductions count in full, the others as hidden.
+        let mut of_splits = [[0.0; BucketSplit::SPLITS.len()]; 2];
+        for (at, split) in [buckets.gather, buckets.reduction].into_iter().enumerate() {
+            if (place, longer[at]) != (Place::FirstBlock, Longer::AtEnd) {
+                continue;
+            }
+            match BucketSplit::SPLITS.into_iter().position(|of| of == split) {
+                None => in_full[at] = beyond_hidden,
+                Some(split) => {
+                    in_full[at] = -self.hidden_cost;
+                    of_splits[at][split] = 1.0;
+                }
+            }
+        }
+        let [gathered, overlapped] = in_full;
+        let [split_gathers, split_reductions] = of_splits;
         // A collective beside the passes in one direction counts as hidden, as these passes do, or in full.
         let [beside_forward, beside_backward] =
             [(0, forward), (1, backward)].map(|(at, counted)| match longer[at] {
                 Longer::InEveryPass => in_pass * passes,
+                Longer::AtEnd if place == Place::FirstBlock && self.is_sharded(at) => {
+                    in_pass * passes
+                }
                 _ => counted * self.hidden_cost,
             });
-        // The head hides the backward gather of the last block.
+        // The head hides the backward gather of the last block, and the second block that of the first.
         let of_backward_gather = match (place, longer[1]) {
             (Place::LastBlock, Longer::InEveryPass) => in_pass * passes * self.hidden_cost,
+            (Place::FirstBlock, Longer::AtEnd) => backward * self.hidden_cost,
             _ => beside_backward,
         };
         StepWeights {
@@ -397,6 +430,8 @@ impl<'a> CollectiveStep<'a> {
             overlapped,
             sharded_gathers: beside_forward + of_backward_gather,
             sharded_reductions: beside_backward,
+            split_gathers,
+            split_reductions,
         }
     }
 
@@ -413,11 +448,4 @@ impl<'a> CollectiveStep<'a> {
         };
         alone * self.parts.iter().map(of_part).sum::<f64>()
     }
-}
-
-/// Time that the collectives at the ends of the passes of a stage add in a step, in seconds.
-fn at_ends(overhead: &StageOverhead, context: &Context) -> [f64; 2] {
-    let microbatches = context.workload.microbatches(&context.mesh);
-    let [forward, backward, _] = overhead.besides_ends.map(|time| time * microbatches as f64);
-    [overhead.first_gather_min + forward, overhead.first_block_min + backward].map(|time| time.0)
 }

@@ -7,7 +7,7 @@
 //! | `lower_bound` | bounds before any block is divided |
 //! | `memory_limited_bound` | bound of a step whose stages keep activations within their memory |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
-//! | `collective_step`, `collective_bound` | bounds of a step that waits for gradient reductions or gathers of weights, without and within the memory |
+//! | `collective_cases`, `collective_step`, `collective_bound` | bounds of a step that waits for gradient reductions or gathers of weights, without and within the memory |
 //! | `collective_mean` | the same bounds from means of such steps |
 //! | `branching` | bounds and plans from branching on the numbers of blocks of stages |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
@@ -30,6 +30,7 @@ mod bound_checks;
 mod bounds;
 mod branching;
 mod collective_bound;
+mod collective_cases;
 mod collective_mean;
 mod collective_step;
 mod last_blocks;

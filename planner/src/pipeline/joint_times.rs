@@ -209,6 +209,7 @@ impl<'a> JointPricing<'a> {
                 overlapped: beyond_hidden(longer.reductions),
                 sharded_gathers: self.hidden * (passes + reduced),
                 sharded_reductions: self.hidden * reduced,
+                ..StepWeights::default()
             },
             besides_segments: [
                 passes,

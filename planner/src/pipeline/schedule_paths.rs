@@ -242,6 +242,7 @@ impl<'a> SchedulePaths<'a> {
             overlapped: if waits { 1.0 - self.hidden } else { 0.0 },
             sharded_gathers: self.hidden * gathers,
             sharded_reductions: self.hidden * (backward - counted).max(0.0),
+            ..StepWeights::default()
         }
     }
 
