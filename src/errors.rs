@@ -328,6 +328,17 @@ impl From<TrainError> for Failure {
     }
 }
 
+/// Outcome of steps that are all made though one fails, as are the outputs of an answer: the problems of all failures, with
+/// the exit status of the first.
+pub fn all<const N: usize>(outcomes: [CommandResult<()>; N]) -> CommandResult<()> {
+    let failures = outcomes.into_iter().filter_map(Result::err);
+    let joined = failures.reduce(|mut first, other| {
+        first.problems.extend(other.problems);
+        first
+    });
+    joined.map_or(Ok(()), Err)
+}
+
 /// Collects the problems of several results, so that all of them are reported at once.
 #[derive(Default)]
 pub struct Problems(Vec<Problem>);

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::search::warn_of_measurement;
 use crate::args::{Detail, DocumentFiles, OutputFormat};
-use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::errors::{self, CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::sweep_figures;
 use crate::progress;
@@ -92,16 +92,13 @@ pub fn run(
     ];
     let answer = BreakEvenReport::new(&axes, regions);
     let report = WhatIfReport::new(&axes, &points, &outcomes).with_break_even(answer);
-    if let Some(file) = &csv {
-        output::write_text(file, &report.csv())?;
-    }
-    let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
-    report::print(&report, format, detail, csv_on_stdout)?;
-    write_documents(
-        &report,
-        || sweep_figures(&axes, Sweep::Product, &points, &outcomes),
-        documents,
-    )?;
+    let csv_on_stdout = csv.as_deref().is_some_and(output::is_stdout);
+    let figures = || sweep_figures(&axes, Sweep::Product, &points, &outcomes);
+    errors::all([
+        csv.as_ref().map_or(Ok(()), |file| output::write_text(file, &report.csv())),
+        report::print(&report, format, detail, csv_on_stdout),
+        write_documents(&report, figures, documents),
+    ])?;
     if stop.load(Ordering::Relaxed) {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
     }

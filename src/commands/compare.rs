@@ -6,7 +6,7 @@ use super::cost::{price, warn_of_exceeded_memory};
 use super::search::search;
 use crate::args::{CompareArgs, CompareSettings};
 use crate::compare::ComparedPlan;
-use crate::errors::{CommandResult, Failure};
+use crate::errors::{self, CommandResult, Failure};
 use crate::priced_plan::PricedPlan;
 use crate::report::{self, CompareReport, InfeasibleReport, write_documents};
 use crate::step_cost::priced_terms;
@@ -42,6 +42,8 @@ pub fn run(args: &CompareArgs) -> CommandResult<()> {
         });
     }
     let report = CompareReport::new(&plans).map_err(|error| Failure::execution(&error))?;
-    report::print(&report, format, detail, false)?;
-    write_documents(&report, || report.figures(), &documents)
+    errors::all([
+        report::print(&report, format, detail, false),
+        write_documents(&report, || report.figures(), &documents),
+    ])
 }

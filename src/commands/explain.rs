@@ -5,7 +5,7 @@ use narrows_planner::{SearchCache, explain};
 use super::cost::{price, warn_of_exceeded_memory};
 use super::search::{search_until, until_signal};
 use crate::args::{ExplainArgs, ExplainSettings, OutputFormat};
-use crate::errors::CommandResult;
+use crate::errors::{self, CommandResult};
 use crate::output;
 use crate::progress::with_spinner;
 use crate::report::{self, ExplainReport, InfeasibleReport, PricedFile, write_documents};
@@ -23,17 +23,18 @@ pub fn run(args: &ExplainArgs) -> CommandResult<()> {
         }
     };
     let cache = SearchCache::default();
-    let (result, explanation) = until_signal(|stop| -> CommandResult<_> {
+    let (result, written, explanation) = until_signal(|stop| {
         let result = search_until(&request, &cache, output.format, stop);
-        if let (Some(file), Some(best)) = (&output.plan_file, &result.best) {
-            output::write_plan(file, &best.plan)?;
-        }
+        let written = match (&output.plan_file, &result.best) {
+            (Some(file), Some(best)) => output::write_plan(file, &best.plan),
+            _ => Ok(()),
+        };
         let visible = output.format == OutputFormat::Text;
         let explanation = with_spinner("pricing the alternatives", visible, || {
             explain(&request, &result, &cache, stop)
         });
-        Ok((result, explanation))
-    })?;
+        (result, written, explanation)
+    });
     let explained = match &result.best {
         Some(best) => request.beside(best),
         None => request.clone(),
@@ -41,8 +42,11 @@ pub fn run(args: &ExplainArgs) -> CommandResult<()> {
     let request_of_plans = (&explained, request.objective);
     let report =
         ExplainReport::new(request_of_plans, &explanation, compared.as_ref(), &result.report);
-    write_documents(&report, || report.figures(), &documents)?;
-    report::print(&report, output.format, detail, output.plan_on_stdout())?;
+    errors::all([
+        written,
+        report::print(&report, output.format, detail, output.plan_on_stdout()),
+        write_documents(&report, || report.figures(), &documents),
+    ])?;
     match result.best {
         Some(_) => Ok(()),
         None => Err(InfeasibleReport::new(&request, &result.report, &cache).into_failure()),

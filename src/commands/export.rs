@@ -3,7 +3,7 @@
 use narrows_plan::{CheckedProgram, lower};
 
 use crate::args::{Detail, ExportArgs, OutputFormat, PlanExportSettings};
-use crate::errors::{CommandResult, Failure};
+use crate::errors::{self, CommandResult, Failure};
 use crate::export::{Export, ExportedPlan};
 use crate::output;
 use crate::report::{self, ExportReport, check_problems};
@@ -19,14 +19,15 @@ pub fn run(args: &ExportArgs) -> CommandResult<()> {
     let export = Export::new(framework, &plan);
     let report = ExportReport::new(&file.name, &export);
     let problems = if allow_loss { vec![] } else { report.losses() };
-    if problems.is_empty()
-        && let Some(file) = &output
-    {
-        output::write_text(file, &export.text)?;
+    let stdout_in_use = output.as_deref().is_some_and(output::is_stdout);
+    let print = || report::print(&report, format, Detail::Summary, stdout_in_use);
+    if problems.is_empty() {
+        let file = output.as_ref();
+        let written = file.map_or(Ok(()), |file| output::write_text(file, &export.text));
+        return errors::all([written, print()]);
     }
-    if problems.is_empty() || format == OutputFormat::Json {
-        let stdout_in_use = output.as_deref().is_some_and(output::is_stdout);
-        report::print(&report, format, Detail::Summary, stdout_in_use)?;
+    if format == OutputFormat::Json {
+        print()?;
     }
-    if problems.is_empty() { Ok(()) } else { Err(Failure::failed(problems)) }
+    Err(Failure::failed(problems))
 }

@@ -3,7 +3,7 @@
 use narrows_calibration::predict_framework_step;
 
 use crate::args::{FrameworkCostSettings, framework_flag};
-use crate::errors::{CommandResult, ExitStatus, Failure};
+use crate::errors::{self, CommandResult, ExitStatus, Failure};
 use crate::report::{self, FrameworkReport, write_documents};
 
 use super::search::warn_of_measurement;
@@ -19,6 +19,8 @@ pub fn run(settings: &FrameworkCostSettings) -> CommandResult<()> {
     })?;
     let report = FrameworkReport::new(step, request, &prediction);
     let report = report.with_training_run(settings.training_run.as_ref())?;
-    write_documents(&report, Vec::new, &settings.documents)?;
-    report::print(&report, settings.format, settings.detail, false)
+    errors::all([
+        report::print(&report, settings.format, settings.detail, false),
+        write_documents(&report, Vec::new, &settings.documents),
+    ])
 }

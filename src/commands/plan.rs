@@ -9,7 +9,7 @@ use narrows_planner::{Objective, Request, SearchCache, SearchResult};
 use super::ineffective::warn_of_ineffective_flags;
 use super::search::search_until_signal;
 use crate::args::{OutputFormat, PlanArgs, PlanReportSettings, PlanSettings};
-use crate::errors::CommandResult;
+use crate::errors::{self, CommandResult};
 use crate::output;
 use crate::priced_plan::PricedPlan;
 use crate::report::{
@@ -58,22 +58,24 @@ pub fn report_search(
     }
 }
 
-/// Writes the plan if requested, and reports it.
+/// Writes the plan if requested, and reports it. A file that cannot be written costs no other output.
 pub fn report_plan(
     report: PlanReport,
     profile: &Profile,
     settings: &PlanReportSettings,
 ) -> CommandResult<()> {
     let PlanReportSettings { output, documents, trace, detail, .. } = settings;
-    if let Some(file) = &output.plan_file {
-        output::write_plan(file, report.plan())?;
-    }
-    let report = report.with_file(output.plan_file.as_deref());
-    write_documents(&report, || report.figures(profile), documents)?;
-    trace
-        .as_ref()
-        .map_or(Ok(()), |file| write_trace(file, report.program(), report.plan(), profile))?;
-    report::print(&report, output.format, *detail, output.plan_on_stdout())
+    let file = output.plan_file.as_deref();
+    let written = file.map_or(Ok(()), |file| output::write_plan(file, report.plan()));
+    let report = report.with_file(file.filter(|_| written.is_ok()));
+    errors::all([
+        written,
+        report::print(&report, output.format, *detail, output.plan_on_stdout()),
+        write_documents(&report, || report.figures(profile), documents),
+        trace
+            .as_ref()
+            .map_or(Ok(()), |file| write_trace(file, report.program(), report.plan(), profile)),
+    ])
 }
 
 /// Writes the simulated step of a plan as a trace.

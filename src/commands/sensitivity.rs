@@ -7,7 +7,7 @@ use narrows_planner::SearchCache;
 
 use super::search::search;
 use crate::args::{OutputFormat, SensitivityArgs, SensitivitySettings};
-use crate::errors::{CommandResult, ExitStatus, Failure};
+use crate::errors::{self, CommandResult, ExitStatus, Failure};
 use crate::output;
 use crate::plot::sensitivity_figures;
 use crate::priced_plan::PricedPlan;
@@ -46,12 +46,13 @@ pub fn run(args: &SensitivityArgs) -> CommandResult<()> {
     analysis.defects.warn();
     let limit = request.arena_limit();
     let report = SensitivityReport::new(&priced, &result.report, limit, &analysis);
-    if let Some(file) = &csv {
-        output::write_text(file, &report.csv())?;
-    }
-    let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
-    report::print(&report, format, detail, csv_on_stdout)?;
-    write_documents(&report, || sensitivity_figures(&report.subject(), &analysis), &documents)?;
+    let csv_on_stdout = csv.as_deref().is_some_and(output::is_stdout);
+    let figures = || sensitivity_figures(&report.subject(), &analysis);
+    errors::all([
+        csv.as_ref().map_or(Ok(()), |file| output::write_text(file, &report.csv())),
+        report::print(&report, format, detail, csv_on_stdout),
+        write_documents(&report, figures, &documents),
+    ])?;
     if stop.load(Ordering::Relaxed) {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
     }

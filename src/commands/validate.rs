@@ -4,7 +4,7 @@ use narrows_calibration::validation::{self, ComparedMeasurement};
 use narrows_cost_model::profile;
 
 use crate::args::{OutputFormat, ValidateArgs, ValidateSettings};
-use crate::errors::{CommandResult, Failure, Problem};
+use crate::errors::{self, CommandResult, Failure, Problem};
 use crate::plot::validation_figures;
 use crate::progress::with_spinner;
 use crate::report::{self, ValidationReport, write_documents};
@@ -19,8 +19,10 @@ pub fn run(args: &ValidateArgs) -> CommandResult<()> {
         Some(input) => Some(input.contents.clone()),
         None => profile::preset(name).ok(),
     };
-    write_documents(&report, || validation_figures(&compared, &profile), &settings.documents)?;
-    report::print(&report, format, args.detail.resolve(), false)
+    errors::all([
+        report::print(&report, format, args.detail.resolve(), false),
+        write_documents(&report, || validation_figures(&compared, &profile), &settings.documents),
+    ])
 }
 
 /// Predicts every measurement, on the presets and on the given profiles.

@@ -8,7 +8,7 @@ use narrows_planner::SearchCache;
 use super::break_even::{self, BreakEvenQuestion};
 use super::search::warn_of_measurement;
 use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask, validate};
-use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::errors::{self, CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{check_pictures, sweep_figures};
 use crate::progress;
@@ -68,13 +68,13 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         Some(solution) => report.with_solution(solution, !is_stopped),
         None => report,
     };
-    if let Some(file) = &csv {
-        output::write_text(file, &report.csv())?;
-    }
-    let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
-    report::print(&report, format, detail, csv_on_stdout)?;
+    let csv_on_stdout = csv.as_deref().is_some_and(output::is_stdout);
     let figures = || sweep_figures(&axes, sweep, &points, &outcomes);
-    write_documents(&report, figures, &documents)?;
+    errors::all([
+        csv.as_ref().map_or(Ok(()), |file| output::write_text(file, &report.csv())),
+        report::print(&report, format, detail, csv_on_stdout),
+        write_documents(&report, figures, &documents),
+    ])?;
     if is_stopped {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
     }

@@ -1,17 +1,19 @@
 //! Answers as files for people: a picture, and a page with pictures.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use super::Report;
 use super::html::html;
 use crate::args::{Detail, DocumentFiles};
 use crate::captured_output::arguments;
-use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::errors::{self, CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{Figure, PlotKind};
 use crate::text::shell_word;
 
 /// Writes the first of `figures`, or that of the requested kind, and the page of a report to the files that are asked for.
+/// Each is written though the other one fails.
 ///
 /// # Errors
 /// A file cannot be written, or no figure has the requested kind.
@@ -24,36 +26,45 @@ pub fn write_documents(
         return Ok(());
     }
     let figures = figures();
-    if let Some(file) = &files.plot {
-        let chosen = figures.iter().find(|figure| files.plot_kind.is_none_or(|k| figure.kind == k));
-        match (chosen, files.plot_kind) {
-            (Some(figure), _) => figure.picture.write(file)?,
-            (None, Some(kind)) => {
-                let message = format!("this answer has no picture `{}`", kind.name());
-                let kinds: Vec<PlotKind> = figures.iter().map(|figure| figure.kind).collect();
-                let reason = report.reason_without_picture(kind);
-                let status = reason.as_ref().map_or(ExitStatus::BadInput, |_| ExitStatus::Failed);
-                let problem = Problem::new("--plot-kind", message).because(reason);
-                let problem = match kinds.is_empty() {
-                    true => problem,
-                    false => problem.hint(PlotKind::names(&kinds)),
-                };
-                return Err(Failure { status, problems: vec![problem] });
-            }
-            (None, None) => {
-                let file = file.display();
-                output::warn(&format!("{file} is not written: there is nothing to draw"));
-            }
+    let plot = files.plot.as_deref();
+    let page = files.report.as_deref();
+    errors::all([
+        plot.map_or(Ok(()), |file| write_picture(report, &figures, files.plot_kind, file)),
+        page.map_or(Ok(()), |file| {
+            let page = report.page(Detail::Full);
+            let text = html(&page, &report.summary(), &figures, &command_line())?;
+            output::write_file(file, text.as_bytes())
+        }),
+    ])
+}
+
+fn write_picture(
+    report: &impl Report,
+    figures: &[Figure],
+    kind: Option<PlotKind>,
+    file: &Path,
+) -> CommandResult<()> {
+    let chosen = figures.iter().find(|figure| kind.is_none_or(|kind| figure.kind == kind));
+    match (chosen, kind) {
+        (Some(figure), _) => figure.picture.write(file),
+        (None, Some(kind)) => {
+            let message = format!("this answer has no picture `{}`", kind.name());
+            let kinds: Vec<PlotKind> = figures.iter().map(|figure| figure.kind).collect();
+            let reason = report.reason_without_picture(kind);
+            let status = reason.as_ref().map_or(ExitStatus::BadInput, |_| ExitStatus::Failed);
+            let problem = Problem::new("--plot-kind", message).because(reason);
+            let problem = match kinds.is_empty() {
+                true => problem,
+                false => problem.hint(PlotKind::names(&kinds)),
+            };
+            Err(Failure { status, problems: vec![problem] })
+        }
+        (None, None) => {
+            let file = file.display();
+            output::warn(&format!("{file} is not written: there is nothing to draw"));
+            Ok(())
         }
     }
-    if let Some(file) = &files.report {
-        let page = report.page(Detail::Full);
-        output::write_file(
-            file,
-            html(&page, &report.summary(), &figures, &command_line())?.as_bytes(),
-        )?;
-    }
-    Ok(())
 }
 
 /// The command line of this command, with the words quoted that a shell would split or expand.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{failure, stdout};
+use super::{failure, narrows, stdout};
 
 const SMALL: &str = "--model cola-tiny --hardware a100-80gb --devices 4 --pipeline 2 \
     --global-batch 8 --sequence-length 128";
@@ -156,10 +156,11 @@ fn a_picture_that_an_answer_does_not_have_is_an_error_with_the_others_as_a_hint(
         message.contains("draws no picture `heat-map`") && message.contains("block"),
         "{message}"
     );
-    let message = failure(
-        &format!("{line} --pipeline 1 --plot-kind pipeline").replacen("--pipeline 2 ", "", 1),
-        2,
-    );
+    let line = format!("{line} --pipeline 1 --plot-kind pipeline").replacen("--pipeline 2 ", "", 1);
+    let output = narrows(&line).assert().code(2).get_output().clone();
+    let [answer, message] =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(answer.contains("step time"), "{answer}");
     assert!(
         message.contains("has no picture `pipeline`") && message.contains("step-time"),
         "{message}"

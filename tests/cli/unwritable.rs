@@ -151,6 +151,54 @@ fn a_run_stops_before_it_writes_into_a_folder_that_it_has_not_locked() {
     }
 }
 
+/// Every file of an answer that cannot be written is named, and the answer is printed nevertheless.
+#[test]
+fn an_output_that_cannot_be_written_does_not_cost_the_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, page, full_picture) = (at("plan.json"), at("page.html"), at("full.svg"));
+    std::os::unix::fs::symlink("/dev/full", &full_picture).unwrap();
+    let request =
+        "--model cola-tiny --hardware a100-80gb --devices 2 --global-batch 4 --sequence-length 128";
+    stdout(&format!("plan {request} --tensor 2 --output {plan}"));
+    let all = format!("--output /dev/full --plot {full_picture} --report {page} --trace /dev/full");
+    let sweep = "--sweep global_batch=4,8";
+    let break_even = "--break-even global_batch=4,8 --between tensor=2,data-parallel";
+    for (command, written) in [
+        (format!("plan {request} {all}"), "step time"),
+        (format!("cost {plan} {all}"), "step time"),
+        (format!("explain {request} --output /dev/full --plot {full_picture}"), "step time"),
+        (format!("whatif {request} {sweep} --csv /dev/full --report {page}"), "global_batch"),
+        (format!("whatif {request} {break_even} --csv /dev/full"), "break-even"),
+        (format!("whatif {request} {sweep} --plot {full_picture}"), "global_batch"),
+        (format!("sensitivity {request} --csv /dev/full --report {page}"), "step time"),
+        (
+            format!("compare {plan} --with-search --plot {full_picture} --report {page}"),
+            "step time",
+        ),
+        (format!("validate --plot {full_picture} --report {page}"), "step time"),
+        (format!("export {plan} --to torchtitan --allow-loss --output /dev/full"), "torchtitan"),
+    ] {
+        let _ = fs::remove_file(&page);
+        let assert = narrows(&command).assert().code(ENVIRONMENT);
+        let output = assert.get_output();
+        let [answer, message] =
+            [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        assert!(answer.contains(written), "{command}: {answer}");
+        assert!(!answer.contains("written to"), "{command}: {answer}");
+        for flag in ["--output", "--csv", "--trace"] {
+            assert!(
+                !command.contains(&format!("{flag} /dev/full"))
+                    || message.contains("/dev/full: cannot be written: No space left"),
+                "{command}: {message}"
+            );
+        }
+        let is_named = message.contains("full.svg: cannot be written: No space left");
+        assert_eq!(is_named, command.contains("full.svg"), "{command}: {message}");
+        assert_eq!(fs::exists(&page).unwrap(), command.contains(&page), "{command}");
+    }
+}
+
 #[test]
 fn help_that_cannot_be_written_is_an_error() {
     for words in ["--help", "plan --help", "--version"] {
