@@ -4,6 +4,7 @@ use narrows_cpu::CachedModel;
 use narrows_cpu::kernels::Parallel;
 use narrows_plan::Bytes;
 use narrows_plan::model::Model;
+use narrows_runtime::data::{TokenFileInfo, TokenizerId};
 
 use crate::args::{GenerateArgs, GenerateSettings, OutputFormat};
 use crate::errors::{CommandResult, Failure, Problem};
@@ -11,6 +12,7 @@ use crate::generate::{GenerateError, GenerationLimits, TextStream, generate};
 use crate::host::{available_memory, cores};
 use crate::output;
 use crate::report::GenerationReport;
+use crate::text::{plural, thousands};
 use crate::tokenize::Tokenizer;
 
 /// Continues the text, and prints it as it comes.
@@ -45,6 +47,7 @@ pub fn run(args: &GenerateArgs) -> CommandResult<()> {
     let generated = generate(&mut cached, &prompt_tokens, limits, choice, emit);
     let generation = generated.map_err(failure)?;
     print(stream.finish())?;
+    warn_of_unknown_tokens(&generation.tokens, tokenizer, model);
     let report = GenerationReport::new(&settings, prompt_tokens, text, &generation);
     match args.format.format {
         OutputFormat::Json => output::print_json(&report),
@@ -62,6 +65,11 @@ fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandR
         |message: String, hint: &str| Failure::input(Problem::new("--prompt", message).hint(hint));
     let tokens = tokenizer.encode(vec![prompt.to_owned()]);
     let mut tokens = tokens.map_err(|message| invalid(message, "another --tokenizer"))?.concat();
+    let name = tokenizer.description().tokenizer.name;
+    if tokens.is_empty() && !prompt.trim().is_empty() {
+        let message = format!("has no tokens: the tokenizer {name} knows none of its characters");
+        return Err(invalid(message, "--tokenizer, the tokenizer of the training data"));
+    }
     if tokens.is_empty() {
         // As at the beginning of a document in the training data.
         tokens.extend(tokenizer.description().end_of_text);
@@ -72,10 +80,8 @@ fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandR
     }
     if let Some(token) = tokens.iter().find(|token| u64::from(**token) >= model.vocab) {
         let message = format!(
-            "contains token {token} of the tokenizer {}, but the vocabulary of {} has {} tokens",
-            tokenizer.description().tokenizer.name,
-            model.name,
-            model.vocab
+            "contains token {token} of the tokenizer {name}, but the vocabulary of {} has {} tokens",
+            model.name, model.vocab
         );
         return Err(invalid(message, "--tokenizer, the tokenizer of the training data"));
     }
@@ -88,6 +94,23 @@ fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandR
         return Err(Failure::input(problem));
     }
     Ok(tokens)
+}
+
+/// Warns of new tokens that the tokenizer does not have, and which have no text therefore.
+fn warn_of_unknown_tokens(tokens: &[u32], tokenizer: &Tokenizer, model: &Model) {
+    let TokenFileInfo { vocabulary, tokenizer: TokenizerId { name, .. }, .. } =
+        tokenizer.description();
+    let unknown = tokens.iter().filter(|token| **token >= vocabulary).count();
+    if unknown > 0 {
+        let (unknown, all) = (thousands(unknown as u64), plural(tokens.len() as u64, "new token"));
+        output::warn(&format!(
+            "--tokenizer: {unknown} of {all} are not in the tokenizer {name}, which has {}, and {} has {}: they have no \
+             text. --tokenizer with the tokenizer of the training data shows them",
+            plural(vocabulary.into(), "token"),
+            model.name,
+            model.vocab
+        ));
+    }
 }
 
 /// Checks that RoPE has the same frequencies at all lengths of the text: cached keys keep those that they were rotated by.

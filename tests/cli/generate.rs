@@ -173,6 +173,38 @@ fn a_tokenizer_of_other_tokens_is_refused() {
 }
 
 #[test]
+fn a_tokenizer_that_does_not_fit_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write_words(folder.path());
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let pairs = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null,
+        "pre_tokenizer": null, "decoder": null,
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    });
+    fs::write(at("pairs.json"), pairs.to_string()).unwrap();
+    let tokenizer = format!("--tokenizer {}", at("tokenizer.json"));
+    stdout(&format!("data {} {tokenizer} --output {}", at("words.jsonl"), at("t")));
+    let run = format!("{SMALL} --model {} --data {} --steps 1", at("words.json"), at("t"));
+    stdout(&format!("{run} --checkpoint-dir {}", at("kept")));
+    let (kept, other) = (folder.path().join("kept"), format!("--tokenizer {}", at("pairs.json")));
+    let message = error(&kept, "z", &other);
+    assert!(message.contains("--prompt: has no tokens: the tokenizer "), "{message}");
+    assert!(message.contains("pairs.json knows none of its characters\n"), "{message}");
+    assert!(message.contains("hint: --tokenizer, the tokenizer of the training"), "{message}");
+    let warnings = |more: &str| {
+        let assert = generate(&kept, "a", &format!("{more} --tokens 20 --temperature 9")).success();
+        let text = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        text.lines().filter(|line| line.starts_with("warning: ")).collect::<Vec<_>>().join("\n")
+    };
+    let warning = warnings(&other);
+    let parts =
+        ["--tokenizer: ", " of 20 new tokens are not in the tokenizer ", "and words has 7: "];
+    assert!(parts.iter().all(|part| warning.contains(part)), "{warning}");
+    assert_eq!(warnings(&tokenizer), "");
+}
+
+#[test]
 fn an_empty_text_of_bytes_has_nothing_to_continue() {
     let folder = tempfile::tempdir().unwrap();
     let kept = folder.path().join("kept");
