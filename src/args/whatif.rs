@@ -51,7 +51,7 @@ pub struct WhatIfArgs {
     pub largest: bool,
     /// Find the values of a field at which one of two alternatives overtakes the other: FIELD=LOW..HIGH, or a list
     ///
-    /// A range of a hardware number is planned on a logarithmic grid, and every change of the faster alternative is
+    /// A range of a hardware number or of memory_limit is planned on a logarithmic grid, and every change of the faster alternative is
     /// bisected to one percent.
     #[arg(long, value_name = "FIELD=VALUES", requires = "between")]
     #[arg(conflicts_with_all = ["sweep", "zip", "until"])]
@@ -228,7 +228,7 @@ fn break_even_values(
     };
     let field = scenario.field(name.trim()).map_err(in_flag)?;
     scenario.confirm_effect(&field, &[]).map_err(in_flag)?;
-    if let Some(range) = parse_range(values) {
+    if let Some(range) = parse_range(&field, values) {
         let range = range.map_err(in_flag)?;
         if scenario.is_continuous(&field) {
             return Ok((field, BreakEvenValues::Range(range)));

@@ -13,7 +13,7 @@ use crate::errors::Problem;
 
 use super::field::SweepField;
 use super::sweep::PointOutcome;
-use super::values::geometric_mean;
+use super::values::{geometric_mean, scalar};
 
 /// Values of a range that are planned first, evenly spaced on a logarithmic scale.
 const GRID: usize = 13;
@@ -145,18 +145,19 @@ fn rounded_between(value: f64, [low, high]: [f64; 2]) -> f64 {
     rounded.clamp(low, high)
 }
 
-/// Parses `LOW..HIGH`; `None` for values of another form.
+/// Parses `LOW..HIGH` of a field, whose values may be sizes such as `8GiB`; `None` for values of another form.
 ///
 /// # Errors
 /// Limits that are not above zero and in ascending order. The problem has no location.
-pub fn parse_range(values: &str) -> Option<Result<[f64; 2], Problem>> {
-    let (low, high) = values.split_once("..")?;
-    let parse = |text: &str| text.trim().parse().ok().filter(|value: &f64| value.is_finite());
-    let [low, high] = [parse(low)?, parse(high)?];
+pub fn parse_range(field: &SweepField, values: &str) -> Option<Result<[f64; 2], Problem>> {
+    let (low_text, high_text) = values.split_once("..")?;
+    let (low_text, high_text) = (low_text.trim(), high_text.trim());
+    let number = |text| field.number(&scalar(text)).filter(|value| value.is_finite());
+    let [low, high] = [number(low_text)?, number(high_text)?];
     let message = match low {
-        ..=0.0 => format!("the limits are to be above zero, and {low} is not"),
-        _ if low > high => format!("{low} is above {high}"),
-        _ if low == high => format!("both limits are {low}"),
+        ..=0.0 => format!("the limits are to be above zero, and {low_text} is not"),
+        _ if low > high => format!("{low_text} is above {high_text}"),
+        _ if low == high => format!("both limits are {low_text}"),
         _ => return Some(Ok([low, high])),
     };
     Some(Err(Problem::new("", message).hint("a range such as 5..400")))
@@ -253,16 +254,20 @@ mod tests {
 
     #[test]
     fn ranges_have_two_positive_ends() {
-        assert_eq!(parse_range("5..400"), Some(Ok([5.0, 400.0])));
-        for text in ["5..400*2", "5..400+5", "5", "a..b"] {
-            assert_eq!(parse_range(text), None, "{text}");
+        let [devices, memory] =
+            ["devices", "memory-limit"].map(|flag| SweepField::Flag(flag.to_owned()));
+        assert_eq!(parse_range(&devices, "5..400"), Some(Ok([5.0, 400.0])));
+        let kibibytes = Some(Ok([2048.0, 3072.0]));
+        assert_eq!(parse_range(&memory, "2KiB..3KiB"), kibibytes);
+        for text in ["5..400*2", "5..400+5", "5", "a..b", "5GiB..8GiB"] {
+            assert_eq!(parse_range(&devices, text), None, "{text}");
         }
         for (text, message) in [
             ("400..5", "400 is above 5"),
             ("0..5", "the limits are to be above zero, and 0 is not"),
             ("5..5", "both limits are 5"),
         ] {
-            let problem = parse_range(text).expect("a range").unwrap_err();
+            let problem = parse_range(&devices, text).expect("a range").unwrap_err();
             assert_eq!(problem.message, message);
         }
     }

@@ -302,7 +302,12 @@ impl Scenario {
 
     /// Whether a field takes every number between two.
     pub fn is_continuous(&self, field: &SweepField) -> bool {
-        let SweepField::Hardware(hardware) = field else { return false };
+        let hardware = match field {
+            SweepField::Hardware(hardware) => hardware,
+            // Rounding to whole bytes changes no plan.
+            SweepField::Flag(flag) => return flag == "memory-limit",
+            _ => return false,
+        };
         let document = self.hardware();
         hardware.factor != 1.0
             || (document.number(&hardware.path).is_some() && !document.is_whole(&hardware.path))

@@ -440,8 +440,12 @@ fn memory_limits_with_units_are_numbers() {
     for part in ["memory limit in GiB", ">\n0.5\n<", ">\n2\n<"] {
         assert!(svg.contains(part), "{part} in {svg}");
     }
-    let question = "--break-even memory_limit=4MiB,2GiB --between tensor=2,data-parallel";
-    let text = stdout(&format!("{SMALL} {question}")).replace("\n  ", " ");
+    let between = "--between tensor=2,data-parallel --break-even memory_limit";
+    let answer = json(&format!("{SMALL} {between}=4MiB..2GiB"));
+    let [low, high] = [0, 1].map(|end| answer["break_even"]["break_even"][0][end].as_f64());
+    let (low, high) = (low.expect("a value"), high.expect("a value"));
+    assert!((f64::from(4 << 20)..high).contains(&low) && high <= 1.01 * low, "{low} to {high}");
+    let text = stdout(&format!("{SMALL} {between}=4MiB,2GiB")).replace("\n  ", " ");
     assert!(text.contains("a value between 0.00390625 and 2 GiB of memory_limit"), "{text}");
     assert!(text.contains(" 2.0 GiB  "), "{text}");
 }
