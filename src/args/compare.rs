@@ -8,7 +8,9 @@ use narrows_planner::Request;
 
 use crate::compare::PLANS_MAX;
 use crate::errors::{CommandResult, Failure, Problem, Problems};
+use crate::output;
 use crate::plot::PlotKind;
+use crate::text::plural;
 
 use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
@@ -99,6 +101,9 @@ impl CompareArgs {
             true => Some(first.request(&self.request)?),
             false => None,
         };
+        if let Some(devices) = self.request.devices {
+            files.iter().for_each(|file| warn_of_other_devices(file, devices));
+        }
         Ok(CompareSettings {
             search,
             files,
@@ -138,6 +143,17 @@ impl CompareArgs {
             }
         }
         problems.into_result()
+    }
+}
+
+/// Warns of a plan for another number of devices than the search of `--devices`, which does not change the plan.
+fn warn_of_other_devices(PlanFile { name, plan, .. }: &PlanFile, devices: u64) {
+    let of_plan = plan.mesh.devices();
+    if of_plan != devices {
+        let of_plan = plural(of_plan, "device");
+        output::warn(&format!(
+            "{name} is a plan for {of_plan}, and is compared as such: --devices {devices} applies to the search only"
+        ));
     }
 }
 

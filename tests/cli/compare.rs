@@ -124,6 +124,21 @@ fn the_search_is_compared_with_a_plan() {
     }
 }
 
+#[test]
+fn other_devices_of_the_search_than_of_a_plan_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = plan(folder.path(), "a.json", REQUEST);
+    let devices = 2;
+    for (requested, is_named) in [(devices, false), (2 * devices, true)] {
+        let line = format!("compare {} --with-search --devices {requested}", a.display());
+        let output = narrows(&line).assert().success().get_output().clone();
+        let message = String::from_utf8(output.stderr).expect("UTF-8");
+        let warning =
+            format!("a.json is a plan for {devices} devices, and is compared as such: --devices");
+        assert_eq!(message.contains(&warning), is_named, "{message}");
+    }
+}
+
 /// Many plans leave little room beside their numbers: neither names nor numbers are broken.
 #[test]
 fn five_plans_fit_a_terminal() {
