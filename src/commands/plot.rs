@@ -1,8 +1,7 @@
 //! `narrows plot`: draws the metrics of training runs.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::args::{PlotArgs, at_most_one_stdin};
 use crate::errors::{CommandResult, Failure, Problem};
@@ -49,14 +48,18 @@ fn curves(file: &OsStr) -> CommandResult<TrainingCurves> {
     })
 }
 
-/// Leaves the folders out of the names where the names of the files differ.
+/// Shortens the names to the ends of the paths that tell the files apart: the names of the files, with as many of their folders as
+/// are needed. A path that has no such end stays whole.
 fn shorten_names(curves: &mut [TrainingCurves]) {
-    let file_name = |curves: &TrainingCurves| {
-        let name = Path::new(&curves.name).file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    };
-    let names: Vec<String> = curves.iter().map(file_name).collect();
-    if names.iter().collect::<BTreeSet<_>>().len() == names.len() {
-        curves.iter_mut().zip(names).for_each(|(curves, name)| curves.name = name);
+    let names: Vec<String> = curves.iter().map(|curves| curves.name.clone()).collect();
+    for (index, curves) in curves.iter_mut().enumerate() {
+        let parts: Vec<_> = Path::new(&names[index]).components().collect();
+        let mut ends =
+            (0..parts.len()).rev().map(|first| parts[first..].iter().collect::<PathBuf>());
+        let is_unique =
+            |end: &PathBuf| names.iter().filter(|name| Path::new(name).ends_with(end)).count() == 1;
+        if let Some(end) = ends.find(is_unique) {
+            curves.name = end.display().to_string();
+        }
     }
 }

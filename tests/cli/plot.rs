@@ -38,6 +38,27 @@ fn runs_are_drawn_in_one_picture() {
     assert!(fs::read(at("runs.png")).unwrap().starts_with(b"\x89PNG"));
 }
 
+/// The legend has as many folders as tell the files apart.
+#[test]
+fn files_of_one_name_are_told_apart_by_their_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for name in ["one/run", "two/run", "other"] {
+        fs::create_dir_all(at(name)).unwrap();
+    }
+    let files = ["one/run/m.jsonl", "two/run/m.jsonl", "other/n.jsonl"];
+    stdout(&format!("{SMALL} --steps 2 --metrics {}", at(files[0])));
+    for file in &files[1..] {
+        fs::copy(at(files[0]), at(file)).unwrap();
+    }
+    let names = files.map(at).join(" ");
+    stdout(&format!("plot {names} --output {}", at("runs.svg")));
+    let svg = fs::read_to_string(at("runs.svg")).unwrap();
+    for name in ["one/run/m.jsonl", "two/run/m.jsonl", "n.jsonl"] {
+        assert!(svg.contains(&format!(">\n{name}\n<")), "{name}: {svg}");
+    }
+}
+
 #[test]
 fn other_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
