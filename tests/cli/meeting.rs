@@ -142,6 +142,19 @@ fn a_process_that_fails_before_it_joins_ends_the_run_of_all() {
     );
 }
 
+/// A process with one of the variables of torchrun does not train alone.
+#[test]
+fn a_rank_without_a_number_of_processes_is_refused() {
+    for rank in ["0", "1"] {
+        let mut run = super::narrows(&format!("{SMALL} --steps 1"));
+        let assert = run.env("RANK", rank).env_remove("WORLD_SIZE").assert().code(2);
+        let message = stderr(assert.get_output());
+        let expected = "error: environment: RANK is set, and WORLD_SIZE is not: ";
+        assert!(message.starts_with(expected), "{message}");
+        assert_eq!(message.matches("hint: ").count(), 2, "{message}");
+    }
+}
+
 /// One process is given flags that it cannot parse. The others do not wait for it.
 #[test]
 fn a_process_with_invalid_flags_ends_the_run_of_all() {

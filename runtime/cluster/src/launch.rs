@@ -54,7 +54,9 @@ pub enum LaunchError {
         counts: String,
     },
     /// One of two variables is set without the other.
-    #[error("{set} is set, and {missing} is not: a process needs both")]
+    #[error(
+        "{set} is set, and {missing} is not: with one of them alone, a process does not know of the others of its run"
+    )]
     Incomplete {
         /// The variable that is set.
         set: &'static str,
@@ -208,7 +210,7 @@ impl LaunchInfo {
                 let (set, missing) = (names.world_size, names.rank);
                 return Err(LaunchError::Incomplete { set, missing });
             }
-            (Some(1..), None) if launcher == Launcher::Torchrun => {
+            (Some(_), None) if launcher == Launcher::Torchrun => {
                 let (set, missing) = (names.rank, names.world_size);
                 return Err(LaunchError::Incomplete { set, missing });
             }
@@ -429,7 +431,9 @@ mod tests {
         let message = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
         assert!(message(&[("RANK", "2"), ("WORLD_SIZE", "2")]).starts_with("RANK is 2"));
         assert!(message(&[("WORLD_SIZE", "2")]).contains("RANK is not"));
-        assert!(message(&[("RANK", "1")]).contains("WORLD_SIZE is not"));
+        for rank in ["0", "1"] {
+            assert!(message(&[("RANK", rank)]).contains("WORLD_SIZE is not"), "{rank}");
+        }
         assert!(message(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("`x`"));
         let port =
             [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")];
