@@ -26,7 +26,6 @@ use std::num::NonZeroU64;
 
 use faer::linalg::triangular_solve::solve_lower_triangular_in_place;
 use faer::{Mat, MatRef, Par, concat};
-use narrows_plan::counts::every;
 use narrows_plan::model::Linear;
 
 use crate::eigenpairs::{Eigenpairs, eigenpairs};
@@ -71,22 +70,6 @@ impl Loro {
             0 => step,
             every => step.saturating_sub(1) % every + 1,
         }
-    }
-}
-
-impl fmt::Display for Loro {
-    /// Prints all settings exactly, so that equal texts mean equal values.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Loro { exact_every, refresh_every, rate_scale } = self;
-        let refreshed = match refresh_every {
-            0 => "never".to_owned(),
-            steps => every(*steps, "step"),
-        };
-        write!(
-            f,
-            "LORO exact {}, moments refreshed {refreshed}, rate scale of factors {rate_scale}",
-            every(exact_every.get(), "step"),
-        )
     }
 }
 

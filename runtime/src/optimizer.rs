@@ -16,9 +16,6 @@
 //! time to time: t counts the steps since then. ε is then added to √v, as in its original code, so that it becomes ε/√(1 − β₂ᵗ)
 //! above.
 
-use std::fmt;
-
-use narrows_plan::counts::plural;
 use narrows_plan::model::WeightId;
 use serde::{Deserialize, Serialize};
 
@@ -157,44 +154,6 @@ impl StepCoefficients {
     pub fn direction(&self, first_moment: f64, second_moment: f64) -> f64 {
         let root = (second_moment / self.bias_correction2).sqrt();
         first_moment / self.bias_correction1 / (root + self.epsilon)
-    }
-}
-
-impl fmt::Display for Optimizer {
-    /// Prints all hyper-parameters exactly, so that equal texts mean equal values.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Optimizer {
-            peak_learning_rate,
-            schedule,
-            warm_up_steps,
-            total_steps,
-            final_fraction,
-            step_count,
-            beta1,
-            beta2,
-            epsilon,
-            weight_decay,
-            decayed,
-            clip_norm,
-            loro,
-        } = self;
-        let decayed = match decayed {
-            DecayedWeights::Matrices => "matrices",
-            DecayedWeights::All => "all weights",
-        };
-        let first_position = step_count.position(1);
-        let warm_up = plural(*warm_up_steps, "warm-up step");
-        let decay = plural(*total_steps, "decay step");
-        write!(
-            f,
-            "peak learning rate {peak_learning_rate}, schedule {schedule} from position {first_position}, \
-             {warm_up}, {decay}, final fraction {final_fraction}, beta1 {beta1}, \
-             beta2 {beta2}, epsilon {epsilon}, weight decay {weight_decay} of {decayed}, clip norm {clip_norm}"
-        )?;
-        match loro {
-            Some(loro) => write!(f, ", {loro}"),
-            None => Ok(()),
-        }
     }
 }
 

@@ -72,7 +72,7 @@ pub use plan::{
 };
 pub use plan_file::PlanFile;
 pub use plot::PlotArgs;
-pub use recipe::{Recipe, flags_of_recipe};
+pub use recipe::{Recipe, flags_of_optimizer};
 pub use recipe_file::schema as recipe_schema;
 pub use request::{RequestArgs, at_most_one_stdin, validate};
 pub use run::{BackendArg, RunArgs};

@@ -379,23 +379,18 @@ impl RecipeArgs {
     }
 }
 
-/// LORO with its settings, as flags.
-fn with_flags_of_loro(Loro { exact_every, refresh_every, rate_scale }: Loro) -> String {
-    format!(
-        "loro --loro-every {exact_every} --loro-refresh-every {refresh_every} --loro-learning-rate-scale {rate_scale}"
-    )
-}
-
-/// The values of a recipe that a resumed run may change, each as the flag that sets it and in text that is equal for equal
-/// values alone.
-pub fn flags_of_recipe(
-    optimizer: &Optimizer,
-    global_batch: u64,
-    gemm_dtype: GemmDtype,
-) -> Vec<(&'static str, String)> {
+/// The values of an optimizer and its schedule, each as the flag that sets it and in text that is equal for equal values alone.
+/// Those of LORO are there where it is the optimizer.
+pub fn flags_of_optimizer(optimizer: &Optimizer) -> Vec<(&'static str, String)> {
     let Optimizer { schedule, step_count, decayed, loro, .. } = optimizer;
-    vec![
-        ("--global-batch", global_batch.to_string()),
+    let of_loro = loro.map(|Loro { exact_every, refresh_every, rate_scale }| {
+        [
+            ("--loro-every", exact_every.to_string()),
+            ("--loro-refresh-every", refresh_every.to_string()),
+            ("--loro-learning-rate-scale", rate_scale.to_string()),
+        ]
+    });
+    let of_all = [
         ("--learning-rate", optimizer.peak_learning_rate.to_string()),
         ("--lr-schedule", schedule.to_string()),
         ("--warm-up-steps", optimizer.warm_up_steps.to_string()),
@@ -408,7 +403,7 @@ pub fn flags_of_recipe(
         ("--weight-decay", optimizer.weight_decay.to_string()),
         ("--decay-norms", (*decayed == DecayedWeights::All).to_string()),
         ("--clip-norm", optimizer.clip_norm.to_string()),
-        ("--dtype", gemm_dtype.name().into()),
-        ("--optimizer", loro.map_or_else(|| "adamw".into(), with_flags_of_loro)),
-    ]
+        ("--optimizer", loro.map_or("adamw", |_| "loro").into()),
+    ];
+    of_all.into_iter().chain(of_loro.into_iter().flatten()).collect()
 }

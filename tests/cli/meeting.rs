@@ -96,6 +96,17 @@ fn processes_of_different_runs_do_not_start() {
             "{text}"
         );
     }
+    // Of the optimizer, only the value that differs is named.
+    let start = |rank: usize| {
+        let rate = if rank == 0 { "0.01" } else { "0.02" };
+        let arguments = format!("{SMALL} --steps 2 --learning-rate {rate}");
+        processes.start(rank, &arguments, processes.torchrun(rank))
+    };
+    for output in wait_all((0..2).map(start).collect()) {
+        let text = stderr(&output);
+        let message = "process 1 was started for another run than process 0: --learning-rate: 0.02, not 0.01\n";
+        assert!(text.contains(message), "{text}");
+    }
     // One process per device.
     for output in wait_all(processes.all(&format!("{SMALL} --steps 2 --devices 3"))) {
         assert_eq!(output.status.code(), Some(2));

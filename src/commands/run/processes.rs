@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::PlannedRun;
 use crate::args::{
     CheckpointSettings, ExecutionTarget, RunOrigin, TokenSource, TrainSettings, ValidationSettings,
+    flags_of_optimizer,
 };
 use crate::cluster::{self, cluster_failure};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
@@ -129,7 +130,9 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         ExecutionTarget::Gpus { .. } => "cuda",
     };
     let fact = |name: &str, value: String| RunFact { name: name.into(), value };
-    vec![
+    let optimizer = flags_of_optimizer(&training.recipe.optimizer).into_iter();
+    let optimizer = optimizer.map(|(flag, value)| fact(flag, value));
+    let facts = [
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("backend", backend.into()),
         fact("model", model.fingerprint()),
@@ -141,7 +144,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         fact("seed", training.recipe.seed.to_string()),
         fact("dtype", training.gemm_dtype().map_or("of the plan", GemmDtype::name).into()),
         fact("targets", training.recipe.targets.to_string()),
-        fact("schedule and optimizer", training.recipe.optimizer.to_string()),
         fact("checkpoints", checkpoints),
-    ]
+    ];
+    facts.into_iter().chain(optimizer).collect()
 }

@@ -1,16 +1,17 @@
 //! The checkpoint that a run resumes from: which one, and how the run may differ from it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use narrows_plan::Workload;
-use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{
     self, CheckpointError, FoundCheckpoint, ResumeError, ResumedState,
 };
 use narrows_runtime::process_group::ProcessGroup;
+use narrows_runtime::{GemmDtype, Trainer};
 
-use crate::args::{CheckpointSettings, RunPlaces, flags_of_recipe};
+use crate::args::{CheckpointSettings, RunPlaces, flags_of_optimizer};
 use crate::checkpoint_folder::candidates;
 use crate::cluster::agree;
 use crate::errors::{CommandResult, Failure, Problem};
@@ -123,10 +124,17 @@ pub fn warn_of_other_recipe(
     let batch_before = checkpoint.origin.map_or(batch_now, |origin| batch(origin.workload));
     let dtype_before = checkpoint.gemm_dtype;
     let dtype_now = trainer.session().gemm_dtype().unwrap_or(dtype_before);
-    let before = flags_of_recipe(&checkpoint.optimizer, batch_before, dtype_before);
-    let now = flags_of_recipe(trainer.optimizer(), batch_now, dtype_now);
-    for ((flag, before), (_, now)) in before.into_iter().zip(now) {
-        if before != now {
+    let values = |optimizer, batch: u64, dtype: GemmDtype| {
+        let others = [("--global-batch", batch.to_string()), ("--dtype", dtype.name().into())];
+        let all = others.into_iter().chain(flags_of_optimizer(optimizer));
+        all.collect::<BTreeMap<&str, String>>()
+    };
+    let before = values(&checkpoint.optimizer, batch_before, dtype_before);
+    for (flag, now) in values(trainer.optimizer(), batch_now, dtype_now) {
+        // A flag of LORO has no value before where the optimizer is another one, which has a warning of its own.
+        if let Some(before) = before.get(flag)
+            && *before != now
+        {
             let (path, place) = (path.display(), places.name(flag));
             output::warn(&format!(
                 "{place} is {now}, and {before} in {path}: the loss curve is not that of a single run"
