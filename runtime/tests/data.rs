@@ -176,9 +176,9 @@ fn corruption_is_reported_with_its_location() {
     let mut flipped = good.clone();
     flipped[17] ^= 1;
     let cases = [
-        (vec![], "byte 0 (magic): \"\" is not the magic number"),
+        (vec![], "t.tokens: is empty"),
         (b"Call me Ishmael".to_vec(), "byte 0 (magic): \"Call me \" is not the magic number"),
-        (good[..200].to_vec(), "the file has 200 bytes, and its header says 256"),
+        (good[..200].to_vec(), "the file ends within its header: it has 200 of 256 bytes"),
         (good[..261].to_vec(), "the file has 261 bytes, and its header says 262"),
         ([&good[..], &[0]].concat(), "the file has 263 bytes, and its header says 262"),
         (flipped, "byte 224 (header checksum): the header does not have"),
@@ -192,7 +192,10 @@ fn corruption_is_reported_with_its_location() {
         (llm_c(20_240_520, 1, 3, &[0; 5]), "has 1029 bytes, and its header says 1030"),
         (llm_c(20_240_520, 1, -1, &[]), "byte 8 (token count): -1 is negative"),
         (llm_c(20_240_520, 7, 0, &[]), "byte 4 (version): llm.c GPT-2 has version 1, not 7"),
-        (llm_c(20_240_801, 7, 0, &[])[..9].to_vec(), "has 9 bytes, and its header says 1024"),
+        (
+            llm_c(20_240_801, 7, 0, &[])[..9].to_vec(),
+            "ends within its header: it has 9 of 1024 bytes",
+        ),
         (llm_c(20_240_522, 1, 0, &[]), "byte 0 (magic): llm.c's multiple-choice"),
     ];
     for (bytes, message) in cases {

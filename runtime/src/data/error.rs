@@ -51,6 +51,17 @@ pub enum DataFault {
         /// Reason why the field is invalid.
         problem: String,
     },
+    /// The file has no bytes.
+    #[error("is empty")]
+    Empty,
+    /// The file ends within its header.
+    #[error("the file ends within its header: it has {actual} of {expected} bytes")]
+    IncompleteHeader {
+        /// Bytes of the header.
+        expected: u64,
+        /// Bytes of the file.
+        actual: u64,
+    },
     /// The file is longer or shorter than its header says.
     #[error("the file has {actual} bytes, and its header says {expected}")]
     LengthMismatch {
@@ -170,13 +181,16 @@ impl DataFault {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             DataFault::NotRegularFile => "a regular file, which can be read at any position",
-            DataFault::NotTokenFile { .. } => {
+            DataFault::Empty | DataFault::NotTokenFile { .. } => {
                 "`narrows data TEXT --output FILE` makes token files of texts"
             }
             DataFault::InvalidField { .. } | DataFault::ChecksumMismatch { .. } => {
                 "the file is damaged or of another program: make it again, or copy it again"
             }
             DataFault::Truncated { .. } => "copy the file again, or make it again, and resume",
+            DataFault::IncompleteHeader { .. } => {
+                "the file is truncated: copy it again, or make it again"
+            }
             DataFault::LengthMismatch { expected, actual } if actual < expected => {
                 "the file is truncated: copy it again, or make it again"
             }

@@ -145,13 +145,16 @@ impl TokenFileHeader {
     /// # Errors
     /// The first invalid field. The length of the file is not checked.
     pub(super) fn decode(bytes: &[u8]) -> Result<TokenFileHeader, DataFault> {
+        if bytes.is_empty() {
+            return Err(DataFault::Empty);
+        }
         if !bytes.starts_with(&MAGIC) {
             let start = bytes[..bytes.len().min(MAGIC.len())].escape_ascii();
             return Err(DataFault::NotTokenFile { start: format!("\"{start}\"") });
         }
         let actual = bytes.len() as u64;
-        let too_short = || DataFault::LengthMismatch { expected: NARROWS_HEADER_BYTES, actual };
-        let header = bytes.first_chunk::<256>().ok_or_else(too_short)?;
+        let incomplete = || DataFault::IncompleteHeader { expected: NARROWS_HEADER_BYTES, actual };
+        let header = bytes.first_chunk::<256>().ok_or_else(incomplete)?;
         let version = u32_at(header, offset::VERSION);
         if version != VERSION {
             let problem = format!("{version} is not {VERSION}, the only known version");

@@ -37,16 +37,16 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Option<TokenFileHeader>, DataFault>
         _ => return Ok(None),
     };
     let actual = bytes.len() as u64;
-    let too_short = || DataFault::LengthMismatch { expected: LLM_C_HEADER_BYTES, actual };
+    let incomplete = || DataFault::IncompleteHeader { expected: LLM_C_HEADER_BYTES, actual };
     if actual < LLM_C_HEADER_BYTES {
-        return Err(too_short());
+        return Err(incomplete());
     }
-    let version = field(1).ok_or_else(too_short)?;
+    let version = field(1).ok_or_else(incomplete)?;
     if version != expected_version {
         let problem = format!("{} has version {expected_version}, not {version}", layout.name());
         return Err(DataFault::field(4, "version", problem));
     }
-    let count = field(2).ok_or_else(too_short)?;
+    let count = field(2).ok_or_else(incomplete)?;
     let token_count = u64::try_from(count)
         .map_err(|_| DataFault::field(8, "token count", format!("{count} is negative")))?;
     Ok(Some(TokenFileHeader {
