@@ -54,12 +54,18 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
                     }
                 };
             }
-            output::eprint(&in_words(error.render().ansi().to_string()));
-            if let Some(process) = process_of_words(&words) {
-                let text = in_words(error.to_string());
-                let reason = text.lines().next().unwrap_or_default();
-                report_reason(&process, reason.trim_start_matches("error: "));
-            }
+            let message = in_words(error.render().ansi().to_string());
+            let Some(process) = process_of_words(&words) else {
+                output::eprint(&message);
+                return ExitStatus::BadInput.into();
+            };
+            // The output of all processes is interleaved.
+            let label = format!(" {}:", process.label());
+            let (head, rest) = message.split_at(message.find(' ').unwrap_or(0));
+            output::eprint(&format!("{head}{label}{rest}"));
+            let text = in_words(error.to_string());
+            let reason = text.lines().next().unwrap_or_default();
+            report_reason(&process, reason.trim_start_matches("error: "));
             return ExitStatus::BadInput.into();
         }
     };

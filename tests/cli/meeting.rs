@@ -189,7 +189,8 @@ fn a_process_with_invalid_flags_ends_the_run_of_all() {
         let outputs = wait_all((0..2).map(start).collect());
         assert!(begin.elapsed() < Duration::from_secs(30), "{invalid}: {outputs:#?}");
         assert_eq!(outputs[failed].status.code(), Some(2), "{invalid}: {outputs:#?}");
-        assert!(stderr(&outputs[failed]).contains(reason), "{invalid}: {outputs:#?}");
+        let message = format!("error: process {failed} of 2: {reason}");
+        assert!(stderr(&outputs[failed]).starts_with(&message), "{invalid}: {outputs:#?}");
         let other = &outputs[1 - failed];
         assert_eq!(other.status.code(), Some(1), "{invalid}: {outputs:#?}");
         let message = format!("process {failed} aborted the run: {reason}");
