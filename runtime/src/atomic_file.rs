@@ -57,10 +57,7 @@ impl AtomicFile {
     /// As [`create`](AtomicFile::create).
     pub fn create_long(path: &Path) -> io::Result<AtomicFile> {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        // The whole name has 255 bytes at most.
-        let end = (0..=name.len().min(200)).rev().find(|end| name.is_char_boundary(*end));
-        let prefix = format!("{PREFIX}{}-", &name[..end.unwrap_or(0)]);
+        let prefix = prefix_of(&target);
         remove_unlocked(parent_folder(&target), &prefix);
         let file = AtomicFile::create_with_prefix(path, &prefix)?;
         // On file systems without locks, nothing is removed either.
@@ -137,6 +134,8 @@ pub fn link_target(path: &Path) -> PathBuf {
 #[derive(Debug)]
 pub struct AtomicFolder {
     temporary: TempDir,
+    /// The temporary folder, locked as long as this process lives; `None` on systems that do not open folders.
+    _lock: Option<File>,
     target: PathBuf,
     created_parents: CreatedFolders,
 }
@@ -178,15 +177,21 @@ impl Drop for CreatedFolders {
 }
 
 impl AtomicFolder {
-    /// Starts a folder that will be `target`, whose parents are created.
+    /// Starts a folder that will be `target`, whose parents are created. Folders that killed processes left unfinished in place
+    /// of this one are removed.
     ///
     /// # Errors
     /// When the parent folder cannot be written to.
     pub fn create(target: &Path) -> io::Result<AtomicFolder> {
         let parent = parent_folder(target);
         let created_parents = CreatedFolders::create(parent)?;
-        let temporary = temporary_folder(parent, PREFIX, SUFFIX)?;
-        Ok(AtomicFolder { temporary, target: target.to_path_buf(), created_parents })
+        let prefix = prefix_of(target);
+        remove_unlocked(parent, &prefix);
+        let temporary = temporary_folder(parent, &prefix, SUFFIX)?;
+        let lock = File::open(temporary.path()).ok();
+        // On file systems without locks, nothing is removed either.
+        let _ = lock.as_ref().map(File::try_lock);
+        Ok(AtomicFolder { temporary, _lock: lock, target: target.to_path_buf(), created_parents })
     }
 
     /// The folder under its temporary name.
@@ -217,7 +222,15 @@ impl AtomicFolder {
     }
 }
 
-/// Removes the temporary files with a prefix that no process has locked, as far as that is possible.
+/// Beginning of the temporary names of one target, with its name.
+fn prefix_of(target: &Path) -> String {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    // The whole name has 255 bytes at most.
+    let end = (0..=name.len().min(200)).rev().find(|end| name.is_char_boundary(*end));
+    format!("{PREFIX}{}-", &name[..end.unwrap_or(0)])
+}
+
+/// Removes the temporary files and folders with a prefix that no process has locked, as far as that is possible.
 fn remove_unlocked(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -227,7 +240,10 @@ fn remove_unlocked(folder: &Path, prefix: &str) {
         if random.is_some_and(|random| random.chars().all(char::is_alphanumeric))
             && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
         {
-            let _ = fs::remove_file(entry.path());
+            let _ = match entry.path().is_dir() {
+                true => fs::remove_dir_all(entry.path()),
+                false => fs::remove_file(entry.path()),
+            };
         }
     }
 }
@@ -280,4 +296,26 @@ fn parent_folder(target: &Path) -> &Path {
 /// this, and the file is complete either way.
 fn sync_folder(folder: &Path) {
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_killed_processes_are_removed_and_those_of_others_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        let at = |name: &str| parent.path().join(name);
+        for name in [".narrows-out-a1B2c3.tmp", ".narrows-other-a1B2c3.tmp", ".narrows-a1B2c3.tmp"]
+        {
+            fs::create_dir(at(name)).unwrap();
+            fs::write(at(name).join("config.json"), "{}").unwrap();
+        }
+        let unfinished = AtomicFolder::create(&at("out")).unwrap();
+        assert!(!at(".narrows-out-a1B2c3.tmp").exists());
+        assert!(at(".narrows-other-a1B2c3.tmp").exists() && at(".narrows-a1B2c3.tmp").exists());
+        // The folder of a living process is locked.
+        AtomicFolder::create(&at("out")).unwrap().finish().unwrap();
+        assert!(unfinished.path().exists() && at("out").exists());
+    }
 }
