@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-use super::output::{FormatArgs, OutputFormat};
+use super::output::{FormatArgs, OutputFormat, check_output};
 use super::plan_file::PlanFile;
 use super::request::ModelArgs;
 use crate::errors::{CommandResult, Failure, Problem};
@@ -65,6 +65,7 @@ impl ExportArgs {
             let hint = "--format json alone: its `configuration` is the text";
             return Err(Failure::input(Problem::new("--output", message).hint(hint)));
         }
+        output.as_deref().map_or(Ok(()), check_output)?;
         let file = PlanFile::read(&self.plan, &self.model)?;
         file.validate()?;
         let (framework, allow_loss) = (self.to, self.allow_loss);

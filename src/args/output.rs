@@ -1,7 +1,7 @@
 //! Flags for the format, the detail and the destination of output.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
 use clap::{Args, ValueEnum};
 
@@ -91,6 +91,24 @@ impl OutputArgs {
         }
         Ok(settings)
     }
+
+    /// The settings of a command that writes the plan at its end. The file is checked before the long search.
+    ///
+    /// # Errors
+    /// Two documents for standard output, and a file that cannot be written.
+    pub fn resolve_checked(&self) -> CommandResult<OutputSettings> {
+        let settings = self.resolve()?;
+        settings.plan_file.as_deref().map_or(Ok(()), check_output)?;
+        Ok(settings)
+    }
+}
+
+/// Checks that an output can be written, unless it is standard output.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn check_output(file: &OsStr) -> CommandResult<()> {
+    if output::is_stdout(file) { Ok(()) } else { output::check_writable(Path::new(file)) }
 }
 
 /// The file for rows, checked before a long computation.
@@ -102,9 +120,8 @@ pub fn resolve_csv(
     format: OutputFormat,
 ) -> CommandResult<Option<OsString>> {
     let Some(file) = file else { return Ok(None) };
-    if !output::is_stdout(file) {
-        output::check_writable(&PathBuf::from(file))?;
-    } else if format == OutputFormat::Json {
+    check_output(file)?;
+    if output::is_stdout(file) && format == OutputFormat::Json {
         let message = "the rows and the JSON answer would both go to standard output";
         let problem = Problem::new("--csv", message);
         return Err(Failure::input(problem.hint("a file for one of them")));

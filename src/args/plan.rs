@@ -230,7 +230,7 @@ impl PlanArgs {
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
         self.framework.refuse()?;
-        let output = self.output.resolve()?;
+        let output = self.output.resolve_checked()?;
         let training_run = self.training_run.resolve(self.request.minimises_cost())?;
         let documents = self.documents.resolve(
             PlotKind::OF_PLAN,
@@ -300,7 +300,7 @@ impl CostArgs {
         let others =
             [("--output", output.output.as_deref()), ("--trace", self.trace.trace.as_deref())];
         let documents = documents.resolve(PlotKind::OF_PLAN, &others)?;
-        let output = output.resolve()?;
+        let output = output.resolve_checked()?;
         let trace = self.trace.resolve()?;
         let training_run = self.training_run.resolve(request.minimises_cost())?;
         let (selection, memory_limit) = match plan {
@@ -344,7 +344,7 @@ impl ExplainArgs {
         self.framework.refuse()?;
         let PlanFileArgs { plan, request, output, documents, detail, optimizer } = &self.file;
         let others = [("--output", output.output.as_deref())];
-        let (output, detail) = (output.resolve()?, detail.resolve());
+        let (output, detail) = (output.resolve_checked()?, detail.resolve());
         let documents = documents.resolve(PlotKind::OF_PLANS, &others)?;
         let (request, compared) = match plan {
             Some(argument) => {
