@@ -5,11 +5,14 @@
 //!
 //! The gradient reductions of the stage at the end begin with its last pass, and gathers of updated weights with the first pass of a
 //! stage. Either h of their time adds to a longer pass, or c' of a shorter pass adds to them, as in the [joint
-//! bounds](super::joint_bound). A later stage hides gathers while it waits for its first microbatch: at most all of them, and at
-//! most as long as it waits. A path may also begin with the gathers of a later stage, in place of the forward passes of the first
+//! bounds](super::joint_bound). The first of several blocks in a last pass counts in full all the same, as its reductions follow it,
+//! and so does the last of several in a first pass, which its gathers precede. A later stage hides gathers while it waits for its first
+//! microbatch: at most all of them, and at most as long as it waits. A path may also begin with the gathers of a later stage, in place of the forward passes of the first
 //! microbatch on the stages before it.
 
-use narrows_cost_model::{PassTimes, StageTime, StepPart, StepWeights, simulate_schedules};
+use narrows_cost_model::{
+    PassTimes, PassTimesMin, StageTime, StepPart, StepWeights, simulate_schedules,
+};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::program::{MicrobatchPass, Phase, StageSchedule};
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
@@ -65,6 +68,8 @@ pub(super) struct SchedulePaths<'a> {
     hidden: f64,
     /// The part of overlapped computation that a longer collective hides.
     hidden_computation: f64,
+    /// Least times of the forward, the backward and the weight-gradient pass of one microbatch through a block, in seconds.
+    block_min: [f64; 3],
 }
 
 impl<'a> SchedulePaths<'a> {
@@ -79,6 +84,14 @@ impl<'a> SchedulePaths<'a> {
             _ => Longer { gathers: false, reductions: context.overlap_grad_reduce },
         };
         let slowdown = segments.prices(context).overlap_slowdown();
+        let of_shape = |shape: usize| {
+            let spec = SegmentSpec::block(shape, layouts.0);
+            let PassTimesMin { forward, backward, .. } = segments.min_pass_times(spec, context);
+            let weights = StepWeights { weight_gradient: 1.0, ..StepWeights::default() };
+            Some([forward, backward, segments.min_weighted_time(spec, context, &weights)?])
+        };
+        let of_shapes: Option<Vec<[f64; 3]>> = (0..segments.shape_count()).map(of_shape).collect();
+        let least = |a: [f64; 3], b: [f64; 3]| [0, 1, 2].map(|pass| a[pass].min(b[pass]));
         Some(SchedulePaths {
             segments,
             context,
@@ -88,6 +101,7 @@ impl<'a> SchedulePaths<'a> {
             hidden: slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost()),
             hidden_computation: slowdown
                 .map_or(0.0, |slowdown| 1.0 - slowdown.hidden_computation_cost()),
+            block_min: of_shapes?.into_iter().reduce(least)?,
         })
     }
 
@@ -101,11 +115,12 @@ impl<'a> SchedulePaths<'a> {
     pub(super) fn longest(
         &self,
         times: &[KindTimes],
-        overheads: &[StageOverhead],
+        division: (&[StageOverhead], &[usize]),
     ) -> Option<(SchedulePath, PathCase)> {
+        let (overheads, _) = division;
         let of_stages: Vec<_> = times.iter().map(SegmentTimes::of).collect();
         let path = self.critical(&of_stages, overheads)?;
-        let length = |case: &PathCase| self.weighted(&path, *case, overheads).length(times);
+        let length = |case: &PathCase| self.weighted(&path, *case, division).length(times);
         let case = self.cases(&path).into_iter().max_by(|a, b| length(a).total_cmp(&length(b)))?;
         Some((path, case))
     }
@@ -140,12 +155,12 @@ impl<'a> SchedulePaths<'a> {
         cases
     }
 
-    /// The weights of a path in a case.
+    /// The weights of a path in a case of divisions with at least so many blocks on each stage.
     pub(super) fn weighted(
         &self,
         path: &SchedulePath,
         case: PathCase,
-        overheads: &[StageOverhead],
+        (overheads, least): (&[StageOverhead], &[usize]),
     ) -> StepPath {
         let stages = overheads.len();
         let end = &overheads[path.end];
@@ -158,6 +173,8 @@ impl<'a> SchedulePaths<'a> {
         if case.longer.reductions {
             besides_segments -= end.first_block_min.0;
         }
+        besides_segments +=
+            self.beside_no_collective(path, (case, ends_with_weight_gradients), least);
         for (virtual_stage, [forward, backward, _]) in path.passes.iter().enumerate() {
             let (stage, chunk) = self.context.stage_and_chunk(virtual_stage);
             let overhead = &overheads[stage];
@@ -178,6 +195,23 @@ impl<'a> SchedulePaths<'a> {
             self.weights(path, virtual_stage, kind, (case, ends_with_weight_gradients))
         };
         StepPath::new(path.passes.len(), weights, besides_segments)
+    }
+
+    /// The hidden part of the blocks whose passes no longer collective overlaps with, in seconds. Parts of the bucket of a stage's only
+    /// block overlap with its own passes, and the collectives of the head with those of the blocks.
+    fn beside_no_collective(
+        &self,
+        path: &SchedulePath,
+        (case, ends_with_weight_gradients): (PathCase, bool),
+        least: &[usize],
+    ) -> f64 {
+        let has_such =
+            |stage: usize| self.context.chunks == 1 && stage + 1 < least.len() && least[stage] >= 2;
+        let [forward, backward, weight_gradient] = self.block_min;
+        let of_gathers = if case.longer.gathers && has_such(case.begin) { forward } else { 0.0 };
+        let last = if ends_with_weight_gradients { weight_gradient } else { backward };
+        let of_reductions = if case.longer.reductions && has_such(path.end) { last } else { 0.0 };
+        self.hidden_computation * (of_gathers + of_reductions)
     }
 
     /// The part of the first forward pass on a virtual stage that a later one may hide gathers for.
@@ -311,6 +345,13 @@ impl<'a> SchedulePaths<'a> {
 }
 
 impl SchedulePath {
+    /// The stages at which it begins or ends beside longer collectives.
+    pub(super) fn with_longer(&self, case: PathCase) -> impl Iterator<Item = usize> {
+        let Longer { gathers, reductions } = case.longer;
+        let begin = gathers.then_some(case.begin);
+        begin.into_iter().chain(reductions.then_some(self.end))
+    }
+
     /// The critical path of a step with these times and passes of each stage.
     fn critical(
         context: &Context,

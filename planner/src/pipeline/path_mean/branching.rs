@@ -1,5 +1,7 @@
 //! Branch and bound over the numbers of blocks of stages: in a mean of paths, parts of a block may be on several stages.
 
+use std::collections::BTreeSet;
+
 use narrows_plan::graph::SegmentKind;
 
 use super::super::mixed_division::{MixedDecisions, MixedDivision, apportioned};
@@ -67,12 +69,23 @@ impl PathMean<'_> {
         for (least, overhead) in counts.least.iter_mut().zip(overheads) {
             *least = usize::from(!overhead.is_empty);
         }
-        let all = self.paths(overheads)?;
+        let all = self.paths((overheads, &counts.least))?;
         let mut paths = DivisionPaths { all, overheads, counts: counts.clone() };
         let mut node = |counts: StageCounts, parent: &Node, paths: &mut DivisionPaths| {
             counts.are_possible().then(|| self.node(counts, parent, target, paths, is_interrupted))
         };
-        let mut open: Vec<Node> = node(counts, &root, &mut paths).into_iter().collect();
+        let mut open = vec![];
+        let mut first = node(counts, &root, &mut paths);
+        // Of several blocks, those at the ends of longer collectives count in full.
+        for stage in
+            first.iter().flat_map(|first| first.multipliers.with_longer()).collect::<BTreeSet<_>>()
+        {
+            let Some(parent) = first.take_if(|first| first.bound < target) else { break };
+            let [one, several] = parent.counts.one_or_several(stage);
+            open.extend(node(one, &parent, &mut paths));
+            first = node(several, &parent, &mut paths);
+        }
+        open.extend(first);
         for branch in 0..=BRANCHES_MAX {
             let least = (0..open.len()).min_by(|a, b| open[*a].bound.total_cmp(&open[*b].bound))?;
             let least = open.swap_remove(least);
@@ -109,8 +122,9 @@ impl PathMean<'_> {
                 numbers.next().is_some_and(|number| number >= first) || known.contains(path)
             };
             self.found.retain(is_kept);
-            paths.all = self.weighted_paths(paths.overheads);
         }
+        // Paths count more where stages have several blocks.
+        paths.all = self.weighted_paths((paths.overheads, &paths.counts.least));
         self.mixed_times(paths, target);
         let first = self.of_known_paths(&parent.multipliers);
         let (bound, best) = self.raise(paths, first, target, is_interrupted);

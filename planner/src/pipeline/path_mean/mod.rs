@@ -74,6 +74,13 @@ pub(crate) struct Multipliers {
     found: Vec<(SchedulePath, PathCase)>,
 }
 
+impl Multipliers {
+    /// The stages at which paths with a share begin or end beside longer collectives.
+    fn with_longer(&self) -> impl Iterator<Item = usize> {
+        self.found.iter().flat_map(|(path, case)| path.with_longer(*case))
+    }
+}
+
 /// Bounds on the plans of a context with one layout. Decisions that one bound needs are known to the next.
 pub(super) struct PathMean<'a> {
     segments: &'a SegmentSolver<'a>,
@@ -154,13 +161,27 @@ impl<'a> PathMean<'a> {
         cutoff: f64,
         is_interrupted: &dyn Fn() -> bool,
     ) -> f64 {
-        let Some(all) = self.paths(overheads) else { return 0.0 };
         let counts = StageCounts::any(overheads, self.segments.layer_shapes().len());
+        let Some(all) = self.paths((overheads, &counts.least)) else { return 0.0 };
         let mut paths = DivisionPaths { all, overheads, counts };
         let first = self.first_multipliers();
         let (largest, best) = self.raise(&mut paths, first, cutoff, is_interrupted);
         self.best = best.map(|best| self.with_paths(best)).or_else(|| self.best.take());
         largest
+    }
+
+    /// The largest bound that is found of the plans with these numbers of blocks, in seconds.
+    #[cfg(test)]
+    pub(super) fn bound_of_division(
+        &mut self,
+        overheads: &[StageOverhead],
+        counts: &[usize],
+    ) -> f64 {
+        let counts = StageCounts::exactly(counts);
+        let all = self.paths((overheads, &counts.least)).expect("legal decisions");
+        let mut paths = DivisionPaths { all, overheads, counts };
+        let first = self.first_multipliers();
+        self.raise(&mut paths, first, f64::INFINITY, &|| false).0
     }
 
     /// The largest bound that is found with the blocks that these divisions have, in seconds, and its multipliers; `next` are the
@@ -215,16 +236,16 @@ impl<'a> PathMean<'a> {
     }
 
     /// The known paths, at least one; `None` where a segment has no legal decisions.
-    fn paths(&mut self, overheads: &[StageOverhead]) -> Option<Vec<StepPath>> {
+    fn paths(&mut self, division: (&[StageOverhead], &[usize])) -> Option<Vec<StepPath>> {
         if self.found.is_empty() {
-            self.found.push(self.source.typical(overheads)?);
+            self.found.push(self.source.typical(division.0)?);
         }
-        Some(self.weighted_paths(overheads))
+        Some(self.weighted_paths(division))
     }
 
-    fn weighted_paths(&self, overheads: &[StageOverhead]) -> Vec<StepPath> {
+    fn weighted_paths(&self, division: (&[StageOverhead], &[usize])) -> Vec<StepPath> {
         let weighted =
-            |(path, case): &(SchedulePath, PathCase)| self.source.weighted(path, *case, overheads);
+            |(path, case): &(SchedulePath, PathCase)| self.source.weighted(path, *case, division);
         self.found.iter().map(weighted).collect()
     }
 
@@ -253,10 +274,11 @@ impl<'a> PathMean<'a> {
 
     /// Adds the longest path at these times. Returns whether it was unknown.
     fn find_path(&mut self, paths: &mut DivisionPaths, times: &[KindTimes]) -> bool {
-        let longest = self.source.longest(times, paths.overheads);
+        let division = (paths.overheads, paths.counts.least.as_slice());
+        let longest = self.source.longest(times, division);
         let Some(found) = longest.filter(|path| !self.found.contains(path)) else { return false };
         let (path, case) = &found;
-        paths.all.push(self.source.weighted(path, *case, paths.overheads));
+        paths.all.push(self.source.weighted(path, *case, division));
         self.found.push(found);
         true
     }

@@ -33,6 +33,14 @@ impl StageCounts {
         }
     }
 
+    /// These numbers of blocks.
+    #[cfg(test)]
+    pub(super) fn exactly(counts: &[usize]) -> StageCounts {
+        let mixed = counts.iter().map(|count| *count as f64).collect();
+        let all = counts.iter().sum();
+        StageCounts { least: counts.to_vec(), most: counts.to_vec(), all, mixed }
+    }
+
     /// Price of a block on a stage.
     pub(super) fn price_on(stage: usize, [most, least]: &[Vec<f64>; 2]) -> f64 {
         most[stage] + least.iter().sum::<f64>() - least[stage]
@@ -67,6 +75,14 @@ impl StageCounts {
         fewer.most[stage] = *count as usize;
         more.least[stage] = *count as usize + 1;
         Some([fewer, more])
+    }
+
+    /// The counts with one block on a stage that has any, and with several.
+    pub(super) fn one_or_several(&self, stage: usize) -> [StageCounts; 2] {
+        let [mut one, mut several] = [self.clone(), self.clone()];
+        one.most[stage] = one.most[stage].min(1);
+        several.least[stage] = several.least[stage].max(2);
+        [one, several]
     }
 
     pub(super) fn are_possible(&self) -> bool {

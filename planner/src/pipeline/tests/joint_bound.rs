@@ -138,6 +138,21 @@ fn no_interleaved_step_is_faster_than_a_mean_of_its_paths() {
     assert!(tightest.iter().all(|ratio| *ratio < 1.01), "{tightest:?}");
 }
 
+/// Where the numbers of blocks are known, blocks at the ends of longer collectives count in full.
+#[test]
+fn no_step_is_faster_than_a_mean_of_the_paths_of_its_division() {
+    let has_bound = |context: &Context| {
+        (2..=4).contains(&context.mesh.pipeline)
+            && context.chunks == 1
+            && context.overlap_grad_reduce
+    };
+    let (checked, [_, tightest]) =
+        compare(has_bound, 11, |segments, context, overheads, counts| {
+            means(segments, context, overheads).bound_of_division(overheads.of(counts), counts)
+        });
+    assert!(checked > 100 && tightest < 1.01, "{checked} {tightest}");
+}
+
 /// The bound from branching on numbers of blocks, of which a little more than the time of the even partition is enough.
 fn branched(
     segments: &SegmentSolver,
