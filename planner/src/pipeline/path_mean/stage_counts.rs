@@ -33,7 +33,7 @@ impl StageCounts {
         }
     }
 
-    /// These numbers of blocks.
+    /// Counts that only one division has.
     #[cfg(test)]
     pub(super) fn exactly(counts: &[usize]) -> StageCounts {
         let mixed = counts.iter().map(|count| *count as f64).collect();

@@ -138,7 +138,7 @@ fn no_interleaved_step_is_faster_than_a_mean_of_its_paths() {
     assert!(tightest.iter().all(|ratio| *ratio < 1.01), "{tightest:?}");
 }
 
-/// Where the numbers of blocks are known, blocks at the ends of longer collectives count in full.
+/// Blocks at the ends of longer collectives count in full if the numbers of blocks are known.
 #[test]
 fn no_step_is_faster_than_a_mean_of_the_paths_of_its_division() {
     let has_bound = |context: &Context| {
