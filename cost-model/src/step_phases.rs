@@ -73,17 +73,16 @@ impl StepPhases {
             steps
         };
         let mut ops: Vec<_> = space.segment.op_ids().map(of_op).collect();
-        let bytes = |steps: &Vec<(Strategy, OpStep)>| {
-            steps.iter().map(|(_, step)| step.coalesced).collect()
-        };
-        let bounds =
-            CoalescedBounds::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
+        let bounds = coalesced_bounds(&ops, context, prices);
         for (op, steps) in ops.iter_mut().enumerate() {
             for (_, step) in steps {
                 step.count(bounds.share(op, &step.coalesced), prices.overlap);
             }
         }
-        if let (SegmentKind::Block, Some(slowdown)) = (space.segment.kind, prices.overlap) {
+        let can_split = context.gathers_in_forward() || context.can_split_gradient_bucket();
+        if let (SegmentKind::Block, Some(slowdown), true) =
+            (space.segment.kind, prices.overlap, can_split)
+        {
             for (at, split) in BucketSplit::SPLITS.into_iter().enumerate() {
                 count_split(&mut ops, (at, split), &space.segment, (context, prices, slowdown));
             }
@@ -293,11 +292,7 @@ type OpAlternatives<'a> = (OpId, &'a Vec<(Strategy, OpStep)>);
 
 /// Lower bound on the reductions of a bucket over the strategies of its ops.
 fn reduction_min(ops: &[OpAlternatives], context: &Context, prices: StreamPrices) -> Seconds {
-    shared_min(ops, context, prices, |step, shared| {
-        // Other gradients are reduced in the step phase.
-        let casts = if step.coalesced.overlaps { step.own.casts } else { Seconds(0.0) };
-        shared.overlapped + casts
-    })
+    shared_min(ops, context, prices, |step, shared| shared.overlapped + step.overlapped_casts())
 }
 
 /// Lower bound on the gather of a bucket over the strategies of its ops.
@@ -311,15 +306,24 @@ fn shared_min(
     prices: StreamPrices,
     time: impl Fn(&OpStep, CoalescedTime) -> Seconds,
 ) -> Seconds {
-    let bytes =
-        |(_, steps): &OpAlternatives| steps.iter().map(|(_, step)| step.coalesced).collect();
-    let bounds = CoalescedBounds::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
+    let bounds = coalesced_bounds(ops.iter().map(|(_, steps)| *steps), context, prices);
     let of_op = |(at, (_, steps)): (usize, &OpAlternatives)| {
         let shared = |step: &OpStep| bounds.share(at, &step.coalesced);
         let times = steps.iter().map(|(_, step)| time(step, shared(step)).0);
         Seconds(times.reduce(f64::min).unwrap_or(0.0))
     };
     ops.iter().enumerate().map(of_op).sum()
+}
+
+/// Lower bounds on the collectives and fused ops that ops share; of each op, the steps under each of its strategies.
+fn coalesced_bounds<'a>(
+    ops: impl IntoIterator<Item = &'a Vec<(Strategy, OpStep)>>,
+    context: &Context,
+    prices: StreamPrices,
+) -> CoalescedBounds {
+    let bytes =
+        |steps: &Vec<(Strategy, OpStep)>| steps.iter().map(|(_, step)| step.coalesced).collect();
+    CoalescedBounds::new(&ops.into_iter().map(bytes).collect::<Vec<_>>(), context, prices)
 }
 
 impl OpStep {
@@ -339,11 +343,16 @@ impl OpStep {
         gathers.chain(reductions).map(|(time, weight)| *time * weight).sum()
     }
 
+    /// Casts around a reduction during the last backward pass: other gradients are reduced in the step phase.
+    fn overlapped_casts(&self) -> Seconds {
+        if self.coalesced.overlaps { self.own.casts } else { Seconds(0.0) }
+    }
+
     /// Counts times in the collectives and fused ops that the ops of a segment share, after the op's own work.
     fn count(&mut self, shared: CoalescedTime, slowdown: Option<OverlapSlowdown>) {
         let OwnStep { reduction, casts } = self.own;
-        let [overlapped_casts, other_casts] =
-            if self.coalesced.overlaps { [casts, Seconds(0.0)] } else { [Seconds(0.0), casts] };
+        let overlapped_casts = self.overlapped_casts();
+        let other_casts = casts - overlapped_casts;
         let overlapped = shared.overlapped + overlapped_casts;
         self.update = shared.update + shared.gather;
         self.time = reduction + other_casts + shared.reduction + shared.squares;
@@ -373,18 +382,12 @@ fn count_split(
         split_bucket(split, segment, segment.op_ids().map(|op| (op, ())));
     for (bucket, part) in [(first, 1.0), (rest.concat(), slowdown.hidden_cost())] {
         let of_bucket = bucket.iter().map(|(op, ())| op.0 as usize);
-        let bytes = |op: usize| ops[op].iter().map(|(_, step)| step.coalesced).collect();
-        let bounds = CoalescedBounds::new(
-            &of_bucket.clone().map(bytes).collect::<Vec<_>>(),
-            context,
-            prices,
-        );
+        let bounds = coalesced_bounds(of_bucket.clone().map(|op| &ops[op]), context, prices);
         for (index, op) in of_bucket.enumerate() {
             for (_, step) in &mut ops[op] {
                 let shared = bounds.share(index, &step.coalesced);
-                let casts = if step.coalesced.overlaps { step.own.casts } else { Seconds(0.0) };
                 step.split_gathers[at] = shared.gather_in_forward * part;
-                step.split_reductions[at] = (shared.overlapped + casts) * part;
+                step.split_reductions[at] = (shared.overlapped + step.overlapped_casts()) * part;
             }
         }
     }

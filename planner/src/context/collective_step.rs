@@ -73,8 +73,6 @@ pub(super) struct CollectiveStep<'a> {
     step_phase: f64,
     /// Most time of a first forward pass through the first block before it reads a weight that is gathered during it, in seconds.
     before_first_gather: f64,
-    /// Time that reductions of the first block add which follow the last backward pass, in seconds.
-    after_backward: f64,
     /// Costs of forward passes besides those of the segments.
     forward_costs: Option<ForwardCosts>,
     /// The [least costs](CollectiveStep::least) that are known: places and cases share most of them.
@@ -132,7 +130,6 @@ impl<'a> CollectiveStep<'a> {
             before_first_gather: 0.0,
             forward_costs: None,
             known: RefCell::default(),
-            after_backward: 0.0,
         };
         if context.gathers_in_forward() {
             let first = SegmentSpec::block(segments.layer_shapes()[0], boundary);
@@ -174,7 +171,6 @@ impl<'a> CollectiveStep<'a> {
         let microbatches = self.context.workload.microbatches(&self.context.mesh) as f64;
         self.at_ends =
             [0, 1].map(|at| self.of_first_block[at] + overhead.besides_ends[at].0 * microbatches);
-        self.after_backward = overhead.first_block_min.0;
         self.step_phase = overhead.besides_ends[2].0 - self.of_first_block.iter().sum::<f64>();
     }
 
@@ -310,7 +306,7 @@ impl<'a> CollectiveStep<'a> {
         };
         // Those of sharded gradients follow the reductions of every pass.
         let after_backward =
-            if longer[1] == Longer::InEveryPass { self.after_backward } else { 0.0 };
+            if longer[1] == Longer::InEveryPass { self.of_first_block[1] } else { 0.0 };
         self.step_phase + at_ends + after_backward + self.additions(longer[1]) - before_gather
     }
 

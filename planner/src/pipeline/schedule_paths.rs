@@ -84,11 +84,16 @@ impl<'a> SchedulePaths<'a> {
             _ => Longer { gathers: false, reductions: context.overlap_grad_reduce },
         };
         let slowdown = segments.prices(context).overlap_slowdown();
+        let step = StepSchedule::of(context);
         let of_shape = |shape: usize| {
             let spec = SegmentSpec::block(shape, layouts.0);
             let PassTimesMin { forward, backward, .. } = segments.min_pass_times(spec, context);
             let weights = StepWeights { weight_gradient: 1.0, ..StepWeights::default() };
-            Some([forward, backward, segments.min_weighted_time(spec, context, &weights)?])
+            let weight_gradient = match step.has_weight_gradient_passes {
+                true => segments.min_weighted_time(spec, context, &weights)?,
+                false => 0.0,
+            };
+            Some([forward, backward, weight_gradient])
         };
         let of_shapes: Option<Vec<[f64; 3]>> = (0..segments.shape_count()).map(of_shape).collect();
         let least = |a: [f64; 3], b: [f64; 3]| [0, 1, 2].map(|pass| a[pass].min(b[pass]));
@@ -96,7 +101,7 @@ impl<'a> SchedulePaths<'a> {
             segments,
             context,
             boundary: layouts.0,
-            step: StepSchedule::of(context),
+            step,
             possible,
             hidden: slowdown.map_or(0.0, |slowdown| slowdown.hidden_cost()),
             hidden_computation: slowdown
