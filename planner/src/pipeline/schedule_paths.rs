@@ -13,7 +13,6 @@
 use narrows_cost_model::{
     PassTimes, PassTimesMin, StageTime, StepPart, StepWeights, simulate_schedules,
 };
-use narrows_plan::graph::SegmentKind;
 use narrows_plan::program::{MicrobatchPass, Phase, StageSchedule};
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Context, Seconds};
@@ -23,7 +22,7 @@ use super::joint_times::JointPricing;
 use super::overhead::StageOverhead;
 use super::roles::{CASES, Longer};
 use super::stage_position::StepSchedule;
-use super::step_path::{KindTimes, StepPath};
+use super::step_path::{ClassTimes, SegmentClass, StepPath};
 use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// A path of passes through the schedules of a pipeline.
@@ -119,7 +118,7 @@ impl<'a> SchedulePaths<'a> {
     /// The critical path where segments have these times, in the case in which it is longest.
     pub(super) fn longest(
         &self,
-        times: &[KindTimes],
+        times: &[ClassTimes],
         division: (&[StageOverhead], &[usize]),
     ) -> Option<(SchedulePath, PathCase)> {
         let (overheads, _) = division;
@@ -169,8 +168,7 @@ impl<'a> SchedulePaths<'a> {
     ) -> StepPath {
         let stages = overheads.len();
         let end = &overheads[path.end];
-        let ends_with_weight_gradients =
-            self.step.has_weight_gradient_passes && path.end > 0 && !end.is_empty;
+        let ends_with_weight_gradients = self.defers_weight_gradients(path.end) && !end.is_empty;
         let mut besides_segments = end.besides_ends[2].0;
         if case.longer.gathers && path.end == case.begin {
             besides_segments -= end.first_gather_min.0;
@@ -180,6 +178,9 @@ impl<'a> SchedulePaths<'a> {
         }
         besides_segments +=
             self.beside_no_collective(path, (case, ends_with_weight_gradients), least);
+        // A stage all of whose blocks are without such passes ends with a backward pass.
+        let ends_with_backward =
+            !ends_with_weight_gradients || !self.step.has_weight_gradient_passes;
         for (virtual_stage, [forward, backward, _]) in path.passes.iter().enumerate() {
             let (stage, chunk) = self.context.stage_and_chunk(virtual_stage);
             let overhead = &overheads[stage];
@@ -189,15 +190,15 @@ impl<'a> SchedulePaths<'a> {
             };
             // The last transfer of a gradient may overlap with reductions.
             let is_last = stage == path.end && virtual_stage < stages;
-            let overlaps = is_last && case.longer.reductions && !ends_with_weight_gradients;
+            let overlaps = is_last && case.longer.reductions && ends_with_backward;
             let hidden = self.hidden_by_wait(path, virtual_stage, case);
             // A first microbatch may come while a stage gathers.
             let is_before = case.begin > 0 && virtual_stage <= case.begin;
             let counted = [forward - hidden - f64::from(is_before), backward - f64::from(overlaps)];
             besides_segments += (of_forward * counted[0] + of_backward * counted[1]).0;
         }
-        let weights = |virtual_stage, kind| {
-            self.weights(path, virtual_stage, kind, (case, ends_with_weight_gradients))
+        let weights = |virtual_stage, class| {
+            self.weights(path, virtual_stage, class, (case, ends_with_weight_gradients))
         };
         StepPath::new(path.passes.len(), weights, besides_segments)
     }
@@ -241,7 +242,7 @@ impl<'a> SchedulePaths<'a> {
         &self,
         path: &SchedulePath,
         virtual_stage: usize,
-        kind: SegmentKind,
+        class: SegmentClass,
         (case, ends_with_weight_gradients): (PathCase, bool),
     ) -> StepWeights {
         let stages = self.context.mesh.pipeline as usize;
@@ -251,10 +252,13 @@ impl<'a> SchedulePaths<'a> {
         let counted = f64::from(is_end);
         let waits = is_end && case.longer.reductions;
         // The reductions of the head follow its last backward pass.
-        let is_last = waits && is_first_chunk && kind != SegmentKind::Head;
+        let is_last = waits && is_first_chunk && class != SegmentClass::Head;
         let of_last = if is_last { self.hidden_computation } else { 0.0 };
         let [last_backward, last_weight_gradient] =
-            if ends_with_weight_gradients { [0.0, of_last] } else { [of_last, 0.0] };
+            match ends_with_weight_gradients && class == SegmentClass::Block {
+                true => [0.0, of_last],
+                false => [of_last, 0.0],
+            };
         let [first_forward, gathered] = match stage {
             _ if !self.context.gathers_in_forward() => [0.0; 2],
             _ if stage < case.begin => [-1.0, if is_end { -self.hidden } else { 0.0 }],
@@ -262,7 +266,7 @@ impl<'a> SchedulePaths<'a> {
             _ if is_end && case.later_gathers == HiddenGathers::All => [0.0, -self.hidden],
             _ => [-self.hidden_by_wait(path, virtual_stage, case), 0.0],
         };
-        let defers = kind == SegmentKind::Block && self.defers_weight_gradients(stage);
+        let defers = class == SegmentClass::Block && self.defers_weight_gradients(stage);
         // Sharded weights may be gathered before the first microbatch comes, and whether gradients are reduced after the last
         // backward pass is left open.
         let first = f64::from(stage > 0);
@@ -414,10 +418,10 @@ struct SegmentTimes {
 }
 
 impl SegmentTimes {
-    fn of(times: &KindTimes) -> SegmentTimes {
+    fn of(times: &ClassTimes) -> SegmentTimes {
         let sum = |weights: StepWeights| times.iter().map(|times| times.weighted(&weights)).sum();
         let none = StepWeights::default();
-        let of_blocks = &times[SegmentKind::Block as usize];
+        let of_blocks = &times[SegmentClass::Block as usize];
         SegmentTimes {
             forward: sum(StepWeights { forward: 1.0, ..none }),
             backward: sum(StepWeights { backward: 1.0, ..none }),

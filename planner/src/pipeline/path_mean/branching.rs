@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use narrows_plan::graph::SegmentKind;
-
 use super::super::mixed_division::{MixedDecisions, MixedDivision, apportioned};
 use super::super::overhead::StageOverhead;
 use super::super::schedule_paths::{PathCase, SchedulePath};
@@ -142,9 +140,10 @@ impl PathMean<'_> {
         paths.counts = node.counts.clone();
         let mix = self.mix(paths, unit)?;
         let mut decisions: Vec<Vec<MixedDecisions>> = vec![vec![]; self.budgets.len()];
-        for ((part, stage, kind, candidate), number) in self.candidates(paths).zip(mix) {
+        for ((part, stage, class, candidate), number) in self.candidates(paths).zip(mix) {
             let spec = self.parts[part].spec;
-            let solved = (kind == SegmentKind::Block)
+            let solved = class
+                .is_block()
                 .then(|| self.segments.solved(spec, self.context, &candidate.decisions));
             if let Some(solved) = solved.flatten() {
                 decisions[stage].push(MixedDecisions { shape: spec.shape, solved, number });

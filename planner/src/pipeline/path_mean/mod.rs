@@ -34,7 +34,7 @@ use super::in_flight::in_flight_in_chunk;
 use super::interleaved::chunk_blocks;
 use super::overhead::StageOverhead;
 use super::schedule_paths::{PathCase, SchedulePath, SchedulePaths};
-use super::step_path::{KindTimes, StepPath};
+use super::step_path::{ClassTimes, SegmentClass, StepPath};
 use crate::segment::{CheapestDecisions, SegmentSolver, SegmentSpec};
 use crate::solve::{MEAN_TOLERANCE, MEANS_MAX};
 
@@ -43,6 +43,9 @@ const VIRTUAL_STAGES_MAX: usize = 32;
 
 /// Relative difference of the costs of decisions that may be ignored.
 const NEGLIGIBLE: f64 = 1e-4;
+
+/// Seconds that a second of weight gradients with passes of their own costs decisions that shall have none.
+const EXCLUDED: f64 = 1e6;
 
 /// Decisions of a segment on a virtual stage.
 struct Candidate {
@@ -108,7 +111,7 @@ struct Evaluation {
     bound: f64,
     /// The times of the best decisions by virtual stage, with equal numbers of blocks; `None` where a segment is too wide for
     /// elimination.
-    times: Option<Vec<KindTimes>>,
+    times: Option<Vec<ClassTimes>>,
 }
 
 impl<'a> PathMean<'a> {
@@ -273,7 +276,7 @@ impl<'a> PathMean<'a> {
     }
 
     /// Adds the longest path at these times. Returns whether it was unknown.
-    fn find_path(&mut self, paths: &mut DivisionPaths, times: &[KindTimes]) -> bool {
+    fn find_path(&mut self, paths: &mut DivisionPaths, times: &[ClassTimes]) -> bool {
         let division = (paths.overheads, paths.counts.least.as_slice());
         let longest = self.source.longest(times, division);
         let Some(found) = longest.filter(|path| !self.found.contains(path)) else { return false };
@@ -286,9 +289,9 @@ impl<'a> PathMean<'a> {
     /// The bound at these multipliers; adds the best decisions to the known ones. `None` where a segment has no legal decisions.
     fn evaluate(&mut self, paths: &DivisionPaths, multipliers: &Multipliers) -> Option<Evaluation> {
         let Multipliers { shares, updates, prices, block_prices, .. } = multipliers;
-        let mean = |virtual_stage: usize, kind| {
+        let mean = |virtual_stage: usize, class| {
             let (stage, _) = self.context.stage_and_chunk(virtual_stage);
-            let weights = paths.all.iter().map(|path| path.weights(virtual_stage, kind));
+            let weights = paths.all.iter().map(|path| path.weights(virtual_stage, class));
             let shared = weights.zip(shares).filter(|(_, share)| **share != 0.0);
             let update = StepWeights { update: updates[stage], ..StepWeights::default() };
             shared.fold(update, |sum, (weights, share)| sum.plus(*weights, *share))
@@ -298,34 +301,42 @@ impl<'a> PathMean<'a> {
         let mut bound = besides.map(|(path, share)| path.besides_segments * share).sum::<f64>()
             - of_memory.map(|(budget, price)| budget.as_f64() * price).sum::<f64>()
             - paths.counts.price_within(block_prices);
-        let mut times = Some(vec![KindTimes::default(); self.context.virtual_stages()]);
+        let mut times = Some(vec![ClassTimes::default(); self.context.virtual_stages()]);
         for part in &mut self.parts {
             let mut least = f64::INFINITY;
             for virtual_stage in 0..part.candidates.len() {
                 if !part.may_be_on(virtual_stage, paths) {
                     continue;
                 }
-                let kind = part.spec.kind;
                 let (stage, chunk) = self.context.stage_and_chunk(virtual_stage);
-                let weights = mean(virtual_stage, kind);
-                let price = if kind == SegmentKind::Block { prices[stage] } else { 0.0 };
-                let in_flight = in_flight_in_chunk(self.context, stage, chunk as u64);
-                let decisions = self.segments.cheapest_decisions(
-                    part.spec,
-                    self.context,
-                    (&weights, None),
-                    Some((price, in_flight)),
-                )?;
-                let of_counts = match kind {
-                    SegmentKind::Block => StageCounts::price_on(stage, block_prices),
-                    _ => 0.0,
+                let class = SegmentClass::of(part.spec.kind, f64::INFINITY);
+                let weights = mean(virtual_stage, class);
+                // In place of passes of their own, backward passes with all weight gradients may overlap with reductions.
+                let mut without = mean(virtual_stage, SegmentClass::BlockWithoutWeightGradientPass);
+                let is_cheaper = class.is_block() && without.backward < weights.backward;
+                without.weight_gradient = EXCLUDED;
+                let of_class = [Some(weights), is_cheaper.then_some(without)].into_iter().flatten();
+                // The memory and the number of blocks.
+                let (price, of_counts) = match class.is_block() {
+                    true => (prices[stage], StageCounts::price_on(stage, block_prices)),
+                    false => (0.0, 0.0),
                 };
+                let in_flight = in_flight_in_chunk(self.context, stage, chunk as u64);
+                let cheapest = |weights: StepWeights| {
+                    let (weighing, memory) = ((&weights, None), Some((price, in_flight)));
+                    let (spec, context) = (part.spec, self.context);
+                    let decisions =
+                        self.segments.cheapest_decisions(spec, context, weighing, memory)?;
+                    Some((weights, decisions))
+                };
+                let of_class: Vec<_> = of_class.map(cheapest).collect::<Option<_>>()?;
+                let (weights, decisions) =
+                    of_class.into_iter().min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))?;
                 least = least.min(decisions.cost + of_counts);
                 let candidates = &mut part.candidates[virtual_stage];
                 // Decisions that are hardly better than known ones are left out: programs of many decisions take long.
-                let of_memory = if kind == SegmentKind::Block { prices[stage] } else { 0.0 };
                 let cost = |other: &Candidate| {
-                    other.times.weighted(&weights) + of_memory * other.decisions.bytes
+                    other.times.weighted(&weights) + price * other.decisions.bytes
                 };
                 let known = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b)));
                 let known = known.filter(|known| {
@@ -341,12 +352,13 @@ impl<'a> PathMean<'a> {
                 };
                 match (known.or_else(part_times), &mut times) {
                     (Some(part_times), Some(all)) => {
-                        let of_kind = &mut all[virtual_stage][kind as usize];
+                        let class = part.class(&part_times);
+                        let of_class = &mut all[virtual_stage][class as usize];
                         let share = match part.only {
                             Some(_) => 1.0,
                             None => paths.counts.share(stage),
                         };
-                        *of_kind = of_kind.plus(part_times, part.count * share);
+                        *of_class = of_class.plus(part_times, part.count * share);
                     }
                     _ => times = None,
                 }
@@ -358,6 +370,12 @@ impl<'a> PathMean<'a> {
 }
 
 impl Part {
+    /// The class of a segment with these times.
+    fn class(&self, times: &PartTimes) -> SegmentClass {
+        let deferred = StepWeights { weight_gradient: 1.0, ..StepWeights::default() };
+        SegmentClass::of(self.spec.kind, times.weighted(&deferred))
+    }
+
     /// Whether a virtual stage may have the segments.
     fn may_be_on(&self, virtual_stage: usize, paths: &DivisionPaths) -> bool {
         let is_empty = || paths.overheads[virtual_stage % paths.overheads.len()].is_empty;

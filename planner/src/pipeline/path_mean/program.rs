@@ -1,10 +1,9 @@
 //! The linear program of the best multipliers over the paths and the decisions that are known, and its mix of decisions.
 
 use narrows_cost_model::StepWeights;
-use narrows_plan::graph::SegmentKind;
 
 use super::{Candidate, DivisionPaths, Multipliers, PathMean};
-use crate::pipeline::step_path::KindTimes;
+use crate::pipeline::step_path::{ClassTimes, SegmentClass};
 use crate::solve::{MeanDecisions, MeanMultipliers, MeanProgram};
 
 impl PathMean<'_> {
@@ -32,14 +31,14 @@ impl PathMean<'_> {
         &self,
         paths: &mut DivisionPaths,
         unit: f64,
-    ) -> Option<Vec<KindTimes>> {
+    ) -> Option<Vec<ClassTimes>> {
         let mix = self.mix(paths, unit)?;
-        let mut times = vec![KindTimes::default(); self.context.virtual_stages()];
+        let mut times = vec![ClassTimes::default(); self.context.virtual_stages()];
         let mut blocks = vec![0.0; self.budgets.len()];
-        for ((_, virtual_stage, kind, candidate), count) in self.candidates(paths).zip(mix) {
-            let of_kind = &mut times[virtual_stage][kind as usize];
-            *of_kind = of_kind.plus(candidate.times, count);
-            if kind == SegmentKind::Block {
+        for ((_, virtual_stage, class, candidate), count) in self.candidates(paths).zip(mix) {
+            let of_class = &mut times[virtual_stage][class as usize];
+            *of_class = of_class.plus(candidate.times, count);
+            if class.is_block() {
                 blocks[self.context.stage_and_chunk(virtual_stage).0] += count;
             }
         }
@@ -51,14 +50,14 @@ impl PathMean<'_> {
     pub(super) fn candidates<'p>(
         &'p self,
         paths: &'p DivisionPaths,
-    ) -> impl Iterator<Item = (usize, usize, SegmentKind, &'p Candidate)> {
+    ) -> impl Iterator<Item = (usize, usize, SegmentClass, &'p Candidate)> {
         self.parts.iter().enumerate().flat_map(move |(number, part)| {
             let of_stages = part.candidates.iter().enumerate();
             let allowed = of_stages.filter(move |(stage, _)| part.may_be_on(*stage, paths));
             allowed.flat_map(move |(virtual_stage, candidates)| {
-                candidates
-                    .iter()
-                    .map(move |candidate| (number, virtual_stage, part.spec.kind, candidate))
+                candidates.iter().map(move |candidate| {
+                    (number, virtual_stage, part.class(&candidate.times), candidate)
+                })
             })
         })
     }
@@ -67,24 +66,28 @@ impl PathMean<'_> {
     fn program(&self, paths: &DivisionPaths, unit: f64) -> MeanProgram {
         let stages = self.budgets.len();
         let update = StepWeights { update: 1.0, ..StepWeights::default() };
-        let of_candidate = |(part, virtual_stage, kind, candidate): (_, _, _, &Candidate)| {
-            let (stage, _) = self.context.stage_and_chunk(virtual_stage);
-            let of_paths = paths.all.iter().map(|path| path.weights(virtual_stage, kind));
-            let mut times: Vec<f64> =
-                of_paths.map(|weights| candidate.times.weighted(weights)).collect();
-            let of_update = candidate.times.weighted(&update);
-            times.extend((0..stages).map(|other| if other == stage { of_update } else { 0.0 }));
-            let uses = match kind {
-                SegmentKind::Block => {
-                    let most = (stages + stage, 1.0);
-                    let others = (0..stages).filter(|other| *other != stage);
-                    let least = others.map(|other| (2 * stages + other, 1.0));
-                    [(stage, candidate.decisions.bytes), most].into_iter().chain(least).collect()
-                }
-                _ => vec![],
+        let of_candidate =
+            |(part, virtual_stage, class, candidate): (_, _, SegmentClass, &Candidate)| {
+                let (stage, _) = self.context.stage_and_chunk(virtual_stage);
+                let of_paths = paths.all.iter().map(|path| path.weights(virtual_stage, class));
+                let mut times: Vec<f64> =
+                    of_paths.map(|weights| candidate.times.weighted(weights)).collect();
+                let of_update = candidate.times.weighted(&update);
+                times.extend((0..stages).map(|other| if other == stage { of_update } else { 0.0 }));
+                let uses = match class.is_block() {
+                    true => {
+                        let most = (stages + stage, 1.0);
+                        let others = (0..stages).filter(|other| *other != stage);
+                        let least = others.map(|other| (2 * stages + other, 1.0));
+                        [(stage, candidate.decisions.bytes), most]
+                            .into_iter()
+                            .chain(least)
+                            .collect()
+                    }
+                    false => vec![],
+                };
+                MeanDecisions { part, times, uses }
             };
-            MeanDecisions { part, times, uses }
-        };
         let budgets = self.budgets.iter().map(|budget| budget.as_f64());
         MeanProgram {
             groups: vec![
