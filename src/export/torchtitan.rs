@@ -161,7 +161,7 @@ impl TitanModel {
 fn flavor(model: &Model) -> String {
     let titan = TitanModel::of(model);
     let d_ff = model.blocks[0].up.d_out;
-    let (class, own) = match titan {
+    let (class, import, own) = match titan {
         TitanModel::Qwen3 => {
             let python = |value: bool| if value { "True" } else { "False" };
             let own = format!(
@@ -170,14 +170,20 @@ fn flavor(model: &Model) -> String {
                 python(model.blocks[0].qk_norm),
                 python(model.tied)
             );
-            ("Qwen3ModelArgs", own)
+            ("Qwen3ModelArgs", "", own)
         }
-        TitanModel::Llama3 => ("TransformerModelArgs", llama_mlp(model.hidden, d_ff)),
+        TitanModel::Llama3 => {
+            // The class scales RoPE as Llama 3.1 does, by a factor of 8, unless told another factor.
+            let mlp = llama_mlp(model.hidden, d_ff);
+            let own = format!("{mlp}, rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0)");
+            let import = "from torchtitan.models.llama3.model.args import RoPEScalingArgs\n  ";
+            ("TransformerModelArgs", import, own)
+        }
     };
     let name = titan.name();
     format!(
         "  from torchtitan.models.{name} import {class}, {name}_args\n  \
-           {name}_args[{}] = {class}(\n      \
+           {import}{name}_args[{}] = {class}(\n      \
                dim={}, n_layers={}, n_heads={}, n_kv_heads={}, vocab_size={},\n      \
                {own},\n      \
                norm_eps={:?}, rope_theta={:?}, max_seq_len={},\n  )",

@@ -107,6 +107,18 @@ fn toml_is_read_back_with_the_sizes_of_the_plan() {
     assert_eq!(config["training"]["global_batch_size"].as_integer(), Some(8));
 }
 
+/// Torchtitan's `llama3` scales RoPE by 8 where a flavor does not state a factor.
+#[test]
+fn torchtitan_gets_unscaled_frequencies() {
+    let text = stdout(&replicas().export("--to torchtitan --output -"));
+    for line in [
+        "from torchtitan.models.llama3.model.args import RoPEScalingArgs",
+        "rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0),",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+}
+
 #[test]
 fn yaml_is_read_back_with_the_sizes_of_the_plan() {
     let text = stdout(&replicas().export("--to nanotron --output -"));
