@@ -283,32 +283,41 @@ fn stages(exported: &ExportedPlan) -> Translation {
     Translation::exact([("pipeline-model-parallel-layout", json!(layout))])
 }
 
+/// Overlap of reductions of gradients. Megatron-FSDP turns it on where it shards gradients, and the overlap of gathers
+/// where it shards weights: `MegatronFSDP.__init__`.
 fn overlap_grad_reduce(exported: &ExportedPlan) -> Translation {
     let plan = exported.plan;
-    match (plan.overlap_grad_reduce, plan.zero >= Zero::Two) {
-        (false, _) => Translation::implied(),
-        (true, true) => Translation::exact([
-            ("overlap-grad-reduce", json!(true)),
-            ("overlap-param-gather", json!(true)),
-        ]),
-        (true, false) => Translation::approximated(
-            [("overlap-grad-reduce", json!(true))],
-            "a bucket has a number of elements, not the gradients of one block",
-        ),
+    let reductions = ("overlap-grad-reduce", json!(true));
+    let gathers = ("overlap-param-gather", json!(true));
+    let (options, always) = match plan.zero {
+        Zero::Off | Zero::One if plan.overlap_grad_reduce => {
+            return Translation::approximated(
+                [reductions],
+                "a bucket has a number of elements, not the gradients of one block",
+            );
+        }
+        Zero::Off | Zero::One => return Translation::implied(),
+        Zero::Two => (vec![reductions], "reductions of gradients always overlap"),
+        Zero::Three => (vec![reductions, gathers], "gathers and reductions always overlap"),
+    };
+    match plan.overlap_grad_reduce || plan.mesh.replicas() == 1 {
+        true => Translation::exact(options),
+        false => Translation::approximated(options, always),
     }
 }
 
 fn overlap_param_gather(exported: &ExportedPlan) -> Translation {
     let plan = exported.plan;
+    let option = [("overlap-param-gather", json!(true))];
     match (exported.context().gathers_in_forward(), plan.overlap_grad_reduce) {
         (false, _) => Translation::implied(),
+        // Reductions of ZeRO-2 always overlap.
+        (true, _) if plan.zero == Zero::Two => Translation::exact(option),
         (true, false) => Translation::not_expressible(
             "gathers overlap only where reductions of gradients do too",
         ),
-        // Written with the overlap of gradient reductions.
-        (true, true) if plan.zero >= Zero::Two => Translation::implied(),
         (true, true) => Translation::approximated(
-            [("overlap-param-gather", json!(true))],
+            option,
             "a bucket has a number of elements, not the weights of one block",
         ),
     }

@@ -73,8 +73,7 @@ impl TargetFramework for Torchtitan {
                 ),
                 _ => Translation::implied(),
             },
-            // FSDP gathers weights before the passes that read them.
-            Decision::OverlapParamGather => Translation::implied(),
+            Decision::OverlapParamGather => overlap_param_gather(exported),
             Decision::OverlapTensorCollectives => {
                 match plan.overlap_tensor_collectives && mesh.tensor > 1 {
                     false => Translation::implied(),
@@ -336,6 +335,16 @@ fn zero(exported: &ExportedPlan) -> Translation {
         }
         Zero::Two => Translation::approximated(reshard("never"), whole_model),
         Zero::Three => Translation::approximated(reshard("always"), whole_model),
+    }
+}
+
+/// Overlap of gathers of updated weights. Gathers of ZeRO-3 belong to the overlap of reductions.
+fn overlap_param_gather(exported: &ExportedPlan) -> Translation {
+    let gathers = exported.context().gathers_in_forward();
+    let is_sharded = is_fully_sharded(exported) && exported.plan.zero != Zero::Three;
+    match is_sharded && !gathers {
+        true => Translation::approximated([], "gathers always overlap with passes"),
+        false => Translation::implied(),
     }
 }
 

@@ -289,6 +289,38 @@ fn schedules_and_stages_of_zero_that_are_missing_are_named() {
     assert!(zero3.names_with_fate("torchtitan", "not-expressible").is_empty());
 }
 
+/// FSDP of torchtitan and of Megatron-LM overlap collectives that a plan does not overlap.
+#[test]
+fn overlap_that_is_always_on_is_approximated() {
+    let plan = |flags: &str| {
+        PlanFile::new(&format!(
+            "--model llama-60m --devices 4 --tensor 1 --pipeline 1 --global-batch 16 --micro-batch 2 \
+             --sequence-length 1024 {flags}",
+        ))
+    };
+    let approximated = |plan: &PlanFile, framework: &str| {
+        let names = plan.names_with_fate(framework, "approximated").into_iter();
+        names.filter(|name| name.starts_with("overlap_")).collect::<Vec<_>>()
+    };
+    let [reduce, gather] = ["overlap_grad_reduce", "overlap_param_gather"];
+    for (zero, torchtitan, megatron) in [
+        ("one", &[reduce, gather][..], &[][..]),
+        ("two", &[reduce, gather], &[reduce]),
+        ("three", &[reduce], &[reduce]),
+    ] {
+        let off = plan(&format!("--zero {zero} --overlap off"));
+        assert_eq!(approximated(&off, "torchtitan"), torchtitan, "ZeRO {zero}");
+        assert_eq!(approximated(&off, "megatron"), megatron, "ZeRO {zero}");
+        let on = plan(&format!("--zero {zero} --overlap on"));
+        assert!(approximated(&on, "torchtitan").is_empty(), "ZeRO {zero}");
+    }
+
+    // Gathers of ZeRO-2 overlap in Megatron-LM where they do in the plan.
+    let arguments = |flags: &str| stdout(&plan(flags).export("--to megatron"));
+    assert!(arguments("--zero two --overlap on").contains("--overlap-param-gather\n"));
+    assert!(!arguments("--zero two --overlap off").contains("--overlap-param-gather"));
+}
+
 #[test]
 fn the_answer_has_the_configuration() {
     let plan = replicas();
