@@ -20,14 +20,14 @@ pub fn run(args: &ExportArgs) -> CommandResult<()> {
     let report = ExportReport::new(&file.name, &export);
     let problems = if allow_loss { vec![] } else { report.losses() };
     let stdout_in_use = output.as_deref().is_some_and(output::is_stdout);
-    let print = || report::print(&report, format, Detail::Summary, stdout_in_use);
+    let print = |report| report::print(report, format, Detail::Summary, stdout_in_use);
     if problems.is_empty() {
         let file = output.as_ref();
         let written = file.map_or(Ok(()), |file| output::write_text(file, &export.text));
-        return errors::all([written, print()]);
+        return errors::all([written, print(&report)]);
     }
     if format == OutputFormat::Json {
-        print()?;
+        print(&report.without_configuration())?;
     }
     Err(Failure::failed(problems))
 }

@@ -18,8 +18,8 @@ pub struct ExportReport {
     framework: &'static str,
     /// Every decision of the plan.
     decisions: Vec<DecisionFidelity>,
-    /// The configuration.
-    configuration: String,
+    /// The configuration; `null` where a decision is not expressible, unless --allow-loss is given.
+    configuration: Option<String>,
     /// The name of the plan file.
     #[serde(skip)]
     file: String,
@@ -81,7 +81,7 @@ impl ExportReport {
         ExportReport {
             framework: export.framework,
             decisions: export.rows.iter().map(decision).collect(),
-            configuration: export.text.clone(),
+            configuration: Some(export.text.clone()),
             file: file.to_owned(),
         }
     }
@@ -100,6 +100,11 @@ impl ExportReport {
             last.hints.push(hint.into());
         }
         problems
+    }
+
+    /// The report on a configuration that is refused.
+    pub fn without_configuration(self) -> ExportReport {
+        ExportReport { configuration: None, ..self }
     }
 
     fn count(&self, fidelity: FidelityName) -> u64 {

@@ -343,7 +343,11 @@ fn the_answer_has_the_configuration() {
     let output = narrows(&command).assert().code(1).get_output().clone();
     let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(answer["decisions"][1]["fate"], "not-expressible");
+    assert_eq!(answer["configuration"], Value::Null);
     assert!(!Path::new(&file).exists());
+    let lossy = super::json(&plan.export("--to megatron --allow-loss"));
+    let text = lossy["configuration"].as_str().expect("a configuration");
+    assert!(text.contains("# not expressible: model.linears"), "{text}");
 
     let message = failure(&plan.export("--to megatron --format json --output -"), 2);
     assert!(message.contains("would both go to standard output"), "{message}");
