@@ -7,11 +7,16 @@ use narrows_plan::{BucketSplit, Executor};
 use super::decision::Translation;
 use super::exported_plan::ExportedPlan;
 
-/// Difference between the RoPE of a model and the exported one, which rotates whole heads by unscaled frequencies.
-pub fn other_rope(model: &Model) -> Option<String> {
+/// Difference between the positions of a model and those of a framework that rotates queries and keys in all blocks.
+pub fn other_positions(model: &Model) -> Option<String> {
     if model.blocks.iter().any(|block| block.positions == Positions::None) {
         return Some("would rotate queries and keys in all blocks".to_owned());
     }
+    other_rope(model)
+}
+
+/// Difference between the RoPE of a model and the exported one, which rotates whole heads by unscaled frequencies.
+pub fn other_rope(model: &Model) -> Option<String> {
     let (dim, head_dim) = (model.rope.dim, model.head_dim);
     if dim != head_dim {
         return Some(format!("would rotate all {head_dim} features of a head, not {dim}"));

@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_plan::model::{AttentionMask, GatedProduct, Model};
+use narrows_plan::model::{AttentionMask, GatedProduct, Model, Positions};
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{
     ContextAttention, Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::common;
 use super::decision::{Decision, Translation, effective_schedule};
@@ -145,8 +145,11 @@ fn shape(exported: &ExportedPlan) -> Translation {
         ("group-query-attention", json!(true)),
         ("num-query-groups", json!(model.kv_heads)),
         ("max-position-embeddings", json!(model.max_sequence_length)),
-        ("position-embedding-type", json!("rope")),
-        ("rotary-base", json!(model.rope.theta.round() as u64)),
+    ];
+    let positions = positions(model);
+    let rotates = positions.iter().any(|(flag, _)| *flag == "rotary-base");
+    options.extend(positions);
+    options.extend([
         ("normalization", json!("RMSNorm")),
         ("norm-epsilon", json!(model.norm_epsilon)),
         ("swiglu", json!(true)),
@@ -157,7 +160,7 @@ fn shape(exported: &ExportedPlan) -> Translation {
         ("vocab-size", json!(model.vocab)),
         // The vocabulary is padded to a multiple of this number of rows on each device.
         ("make-vocab-size-divisible-by", json!(1)),
-    ];
+    ]);
     if block.qkv_bias {
         options.push(("add-qkv-bias", json!(true)));
     }
@@ -175,11 +178,11 @@ fn shape(exported: &ExportedPlan) -> Translation {
         return Translation::not_expressible("trains the row of the padding token too")
             .with(options);
     }
-    if let Some(difference) = common::other_rope(model) {
+    if let Some(difference) = common::other_rope(model).filter(|_| rotates) {
         return Translation::not_expressible(difference).with(options);
     }
     let mut differences = vec![];
-    if model.rope.theta.fract() != 0.0 {
+    if rotates && model.rope.theta.fract() != 0.0 {
         differences.push("--rotary-base is an integer".to_owned());
     }
     if !model.vocab.is_multiple_of(exported.plan.mesh.tensor) {
@@ -189,6 +192,24 @@ fn shape(exported: &ExportedPlan) -> Translation {
     // The default divides the standard deviation of o and down by √(2 · layers).
     differences.push("o and down start with a smaller standard deviation".to_owned());
     Translation::approximated(options, differences.join("; "))
+}
+
+/// RoPE, apart from the blocks that do not rotate queries and keys.
+fn positions(model: &Model) -> Vec<(&'static str, Value)> {
+    let skips: Vec<u8> =
+        model.blocks.iter().map(|block| u8::from(block.positions == Positions::None)).collect();
+    if !skips.contains(&0) {
+        return vec![("position-embedding-type", json!("none"))];
+    }
+    let mut options = vec![
+        ("position-embedding-type", json!("rope")),
+        ("rotary-base", json!(model.rope.theta.round() as u64)),
+    ];
+    if skips.contains(&1) {
+        // A Python list, as one word.
+        options.push(("no-rope-freq", json!(json!(skips).to_string())));
+    }
+    options
 }
 
 fn linears(model: &Model) -> Translation {

@@ -209,7 +209,7 @@ fn shape(exported: &ExportedPlan) -> Translation {
     if let Some(extra) = model.blocks.iter().find_map(Block::vectors_beside_linears) {
         return Translation::not_expressible(format!("would have no {extra}")).with(options);
     }
-    if let Some(difference) = common::other_rope(model)
+    if let Some(difference) = common::other_positions(model)
         .or_else(|| common::ignored_window(model))
         .or_else(|| common::ignored_residual(model))
     {

@@ -225,7 +225,9 @@ fn shape(exported: &ExportedPlan) -> Translation {
     if model.blocks.iter().any(|block| block.qkv_bias) {
         return Translation::not_expressible("would have no biases of q, k and v").with(options);
     }
-    if let Some(difference) = common::other_rope(model).or_else(|| common::ignored_window(model)) {
+    if let Some(difference) =
+        common::other_positions(model).or_else(|| common::ignored_window(model))
+    {
         return Translation::not_expressible(difference).with(options);
     }
     Translation::approximated(

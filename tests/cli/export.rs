@@ -245,6 +245,39 @@ fn biases_norms_of_heads_and_windows_are_options_or_named() {
     }
 }
 
+/// Megatron-LM alone has blocks without rotation, all of them or some.
+#[test]
+fn blocks_without_positions_are_options_of_megatron() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let none = r#""positions": "none""#;
+    for (all, second, options) in [
+        (none, none, &["  --position-embedding-type none\n"][..]),
+        (
+            r#""qk_norm": false"#,
+            none,
+            &["--position-embedding-type rope\n", "--no-rope-freq '[0,1]'\n"],
+        ),
+    ] {
+        let model = format!(
+            r#"{{"format": "narrows-model/1", "name": "m", "hidden": 256, "vocab": 512, "heads": 4, "d_ff": 688,
+            "blocks": {{"count": 2, "default": {{"product": "swiglu", "all": "dense", {all}}}, "overrides": {{"1": {{{second}}}}}}}}}"#
+        );
+        std::fs::write(at("m.json"), model).expect("a model file");
+        let request = "--devices 1 --sequence-length 128";
+        stdout(&format!("plan --model {} {request} --output {}", at("m.json"), at("plan.json")));
+        let export = format!("export {} --model {} --to", at("plan.json"), at("m.json"));
+        let arguments = stdout(&format!("{export} megatron"));
+        for option in options {
+            assert!(arguments.contains(option), "{option} in {arguments}");
+        }
+        for framework in ["torchtitan", "nanotron"] {
+            let message = failure(&format!("{export} {framework}"), 1);
+            assert!(message.contains("would rotate queries and keys in all blocks"), "{message}");
+        }
+    }
+}
+
 /// Blocks that differ in their attention have no common shape.
 #[test]
 fn windows_biases_and_norms_of_some_blocks_are_lost() {
