@@ -214,6 +214,37 @@ fn rows_in_json_report_every_defect() {
         ),
         ("accumulate_grad_in_fp32", json!("yes"), "rows[0].accumulate_grad_in_fp32: expected"),
         ("norm", json!("sync"), "rows[0], measured.step.norm: the norms of a `decoder`"),
+        (
+            "overlap_tensor_collectives",
+            json!(true),
+            "rows[0], measured.step.overlap_tensor_collectives: is stated of planned steps alone",
+        ),
+        (
+            "strategy",
+            json!("auto"),
+            "`auto` leaves the sharding to a plan, and a `decoder` has none",
+        ),
+        (
+            "step_s",
+            json!(1e12),
+            "value: 1e12 is not a time: it must be between 1e-12 and 1e9 seconds",
+        ),
+        ("global_batch", json!(0), "rows[0].global_batch: 0 is not a positive number"),
+        ("all", json!({"sequence": 0, "tokens_per_s": 9}), "rows[0].sequence: 0 is not a positive"),
+        (
+            "model",
+            json!({"layers": 16, "hidden": 2048, "heads": 1, "kv_heads": 56, "d_ff": 8192, "gated": true,
+                "vocab": 128256, "tied": true}),
+            "model.decoder.heads: 1 is not divisible by 56 (`kv_heads`)",
+        ),
+        (
+            "all",
+            json!({"family": "megatron", "sharding": "none", "model": {"layers": 16, "hidden": 2048, "heads": 32,
+                "kv_heads": 32, "d_ff": 8192, "gated": false, "vocab": 51200, "tied": false}}),
+            "rows[0].model.tied: a Megatron-LM row is priced with a tied embedding",
+        ),
+        ("tokens_per_s", json!(0), "rows[0].tokens_per_s: 0 is not positive"),
+        ("tokens_per_s", json!(1e300), "0.9 contradicts `tokens_per_s`: at 1e300 tokens"),
         ("context", json!(2), "rows[0].devices: 8 is not tensor × pipeline × data × context"),
         (
             "all",

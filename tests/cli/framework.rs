@@ -113,7 +113,7 @@ fn what_a_framework_cannot_do_is_refused() {
         ),
         (
             "cost --framework megatron --model llama-7b --devices 8 --pipeline 2 --chunks 3 --micro-batch 1",
-            "layers: 32 is not divisible by 6\n  hint: --pipeline times --chunks has to divide",
+            "layers: 32 is not divisible by 6 (stages, or all their chunks)\n  hint: --pipeline times --chunks has to divide",
         ),
         ("cost --framework fspd --model llama-7b", "fsdp"),
         ("cost --framework fsdp --model cola-7b", "llama-7b"),

@@ -203,7 +203,8 @@ pub struct TrainingStep {
     /// Sharding of optimizer states over replicas.
     #[serde(default = "no_zero")]
     pub zero: Zero,
-    /// Whether tensor-axis collectives of activation gradients overlapped with weight-gradient GEMMs.
+    /// Whether tensor-axis collectives of activation gradients overlapped with weight-gradient GEMMs. Planned models only:
+    /// tables of frameworks state it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_tensor_collectives: bool,
     /// Linears with a common input: q, k and v; gate and up.

@@ -17,7 +17,7 @@ mod row;
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
 use narrows_plan::strategy::Baseline;
-use narrows_plan::{Defect, Defects, Workload, Zero, json};
+use narrows_plan::{Defect, Defects, Seconds, Workload, Zero, json, short_number};
 
 use crate::measurements::{
     Citation, DecoderModel, EmbeddingKind, GptModel, MeasuredQuantity, Measurement,
@@ -114,8 +114,8 @@ struct RowReader<'a> {
 
 impl RowReader<'_> {
     fn defect(&mut self, field: &str, problem: String, hint: &str) {
-        let place = format!("rows[{}].{field}", self.index);
-        self.defects.push(Defect::new(place, problem).hint(hint));
+        let defect = Defect::new(format!("rows[{}].{field}", self.index), problem);
+        self.defects.push(if hint.is_empty() { defect } else { defect.hint(hint) });
     }
 
     fn hardware(&mut self) -> String {
@@ -130,16 +130,33 @@ impl RowReader<'_> {
     }
 
     fn time_s(&mut self) -> f64 {
-        let tokens = self.row.global_batch as f64 * self.row.sequence as f64;
-        match (self.row.step_s, self.row.tokens_per_s) {
+        let row = self.row;
+        let earlier_defects = self.defects.0.len();
+        for (field, size) in [("global_batch", row.global_batch), ("sequence", row.sequence)] {
+            if size == 0 {
+                self.defect(field, "0 is not a positive number".into(), "");
+            }
+        }
+        if let Some(throughput) = row.tokens_per_s.filter(|value| *value <= 0.0) {
+            let problem = format!("{} is not positive", short_number(throughput));
+            self.defect("tokens_per_s", problem, "tokens per second of all devices");
+        }
+        if self.defects.0.len() > earlier_defects {
+            return 1.0;
+        }
+        let tokens = row.global_batch as f64 * row.sequence as f64;
+        match (row.step_s, row.tokens_per_s) {
             (Some(time_s), Some(tokens_per_s)) => {
                 let of_throughput = tokens / tokens_per_s;
                 let agree = (time_s / of_throughput - 1.0).abs() <= ROUNDING_MAX;
                 if !agree {
                     let problem = format!(
-                        "{time_s} contradicts `tokens_per_s`: at {tokens_per_s} tokens per second of all devices, \
-                         {} × {} tokens take {of_throughput:.4} s",
-                        self.row.global_batch, self.row.sequence
+                        "{} contradicts `tokens_per_s`: at {} tokens per second of all devices, {} × {} tokens take {}",
+                        short_number(time_s),
+                        short_number(tokens_per_s),
+                        row.global_batch,
+                        row.sequence,
+                        Seconds(of_throughput)
                     );
                     self.defect("step_s", problem, "one of the two, or both of the same step");
                 }
@@ -310,6 +327,10 @@ impl RowReader<'_> {
                 if gated || kv_heads != heads || Some(d_ff) != hidden.checked_mul(4) {
                     let problem = "a Megatron-LM row is priced with a plain MLP of width 4h and as many key as query heads";
                     self.defect("model", problem.into(), "a row of such a GPT");
+                }
+                if !tied {
+                    let problem = "a Megatron-LM row is priced with a tied embedding";
+                    self.defect("model.tied", problem.into(), "true");
                 }
                 let gpt = GptModel { layers, hidden, heads, vocabulary: vocab };
                 let deepspeed = framework.contains("deepspeed");

@@ -3,7 +3,7 @@
 use narrows_cost_model::Executor;
 use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 
-use super::MeasurementValidator;
+use super::{CHUNKS, MeasurementValidator, TENSOR_AXIS};
 use crate::framework::FrameworkTable;
 use crate::measurements::file::{DecoderModel, Measurement, StepRecompute, TrainingStep};
 
@@ -51,7 +51,12 @@ impl MeasurementValidator {
         }
         if !step.strategy.is_for_dense_models() {
             let names: Vec<&str> = Baseline::of_dense_models().map(Baseline::name).collect();
-            let problem = format!("`{}` shards factor pairs", step.strategy.name());
+            let problem = match step.strategy {
+                Baseline::Auto => {
+                    "`auto` leaves the sharding to a plan, and a `decoder` has none".into()
+                }
+                strategy => format!("`{}` shards factor pairs", strategy.name()),
+            };
             self.defect_with_hint(&field("strategy"), problem, &names.join(", "));
         }
         self.decoder_sizes(at, model, step, measurement);
@@ -90,18 +95,13 @@ impl MeasurementValidator {
             (chunks, _) => mesh.pipeline.saturating_mul(chunks),
         };
         for (name, size, divisor) in [
-            ("hidden", model.hidden, model.heads),
-            ("heads", model.heads, model.kv_heads),
-            ("heads", model.heads, mesh.tensor),
-            ("d_ff", model.d_ff, mesh.tensor),
-            ("layers", model.layers, stages),
+            ("hidden", model.hidden, (model.heads, "`heads`")),
+            ("heads", model.heads, (model.kv_heads, "`kv_heads`")),
+            ("heads", model.heads, (mesh.tensor, TENSOR_AXIS)),
+            ("d_ff", model.d_ff, (mesh.tensor, TENSOR_AXIS)),
+            ("layers", model.layers, (stages, CHUNKS)),
         ] {
-            if !size.is_multiple_of(divisor) {
-                self.defect(
-                    &format!("{path}.{name}"),
-                    format!("{size} is not divisible by {divisor}"),
-                );
-            }
+            self.divides(&format!("{path}.{name}"), size, divisor);
         }
         if mesh.pipeline.saturating_mul(step.interleaving) > model.layers {
             let problem = format!("{} blocks for {} stages", model.layers, mesh.pipeline);

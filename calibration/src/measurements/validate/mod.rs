@@ -22,6 +22,9 @@ const DEVICES_MAX: u64 = 1 << 20;
 const ELEMENTS_MAX: u128 = 1 << 52;
 /// Times in seconds: from a picosecond to thirty years.
 const TIME_S: RangeInclusive<f64> = 1e-12..=1e9;
+/// Divisors of sizes, in messages.
+const TENSOR_AXIS: &str = "the tensor axis";
+const CHUNKS: &str = "stages, or all their chunks";
 /// Percent of a peak.
 const PERCENT: RangeInclusive<f64> = 1e-6..=100.0;
 
@@ -107,6 +110,13 @@ impl MeasurementValidator {
         }
     }
 
+    /// Checks that a named divisor divides a size.
+    fn divides(&mut self, field: &str, size: u64, (divisor, name): (u64, &str)) {
+        if !size.is_multiple_of(divisor) {
+            self.defect(field, format!("{size} is not divisible by {divisor} ({name})"));
+        }
+    }
+
     /// Text that is safe to print on a terminal.
     fn printable(&mut self, field: &str, text: &str, may_be_empty: bool) {
         if text.trim().is_empty() && !may_be_empty {
@@ -145,7 +155,11 @@ impl MeasurementValidator {
                     format!("{shown} is not a percentage of a peak: it must be between 0 and 100")
                 }
                 MeasurementUnit::MbPerMs => format!("{shown} is not a ratio of memory to time"),
-                _ => format!("{shown} is not a time: it must be positive and finite"),
+                _ => {
+                    let [min, max] =
+                        [TIME_S.start(), TIME_S.end()].map(|limit| short_number(*limit));
+                    format!("{shown} is not a time: it must be between {min} and {max} seconds")
+                }
             };
             self.defect("value", problem);
         }

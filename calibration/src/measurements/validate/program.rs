@@ -7,7 +7,8 @@ use super::MeasurementValidator;
 use crate::measurements::file::{Measurement, StepLinears, TrainedModel, TrainingStep};
 
 impl MeasurementValidator {
-    /// Checks `linears` and `accumulate_grad_in_fp32` of a step: the program must be one whose difference from a plan is priced.
+    /// Checks `linears`, `accumulate_grad_in_fp32` and `overlap_tensor_collectives` of a step: the program must be one whose
+    /// difference from a plan is priced.
     pub(super) fn program(&mut self, kind: &str, step: &TrainingStep, measurement: &Measurement) {
         let separate = step.linears == StepLinears::Separate;
         let stated = [
@@ -29,6 +30,12 @@ impl MeasurementValidator {
                 let problem = "is priced on one replica of one stage";
                 self.defect_with_hint(&field, problem.into(), "leave it out on such a mesh");
             }
+        }
+        if step.overlap_tensor_collectives && !planned {
+            let problem =
+                "is stated of planned steps alone: tables of frameworks state it themselves";
+            let field = format!("measured.{kind}.overlap_tensor_collectives");
+            self.defect_with_hint(&field, problem.into(), "leave it out");
         }
         let field = format!("measured.{kind}.linears");
         if separate && !step.strategy.has_whole_inputs() {

@@ -5,7 +5,7 @@ use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Defect, Defects, Mesh, Zero};
 
-use super::{MeasurementValidator, nested};
+use super::{CHUNKS, MeasurementValidator, TENSOR_AXIS, nested};
 use crate::measurements::file::{
     GPT_FRAMEWORKS, GptModel, Measurement, StepRecompute, TrainedModel, TrainingStep,
 };
@@ -229,17 +229,12 @@ impl MeasurementValidator {
         self.fits_device(model, &[tokens[0], tokens[1], inner.max(gpt.vocabulary)]);
         self.fits_device(model, &[tokens[0], gpt.heads, tokens[1], tokens[1]]);
         for (name, size, divisor) in [
-            ("layers", gpt.layers, mesh.pipeline.saturating_mul(step.interleaving)),
-            ("heads", gpt.heads, mesh.tensor),
-            ("hidden", gpt.hidden, gpt.heads),
-            ("vocabulary", gpt.vocabulary, mesh.tensor),
+            ("layers", gpt.layers, (mesh.pipeline.saturating_mul(step.interleaving), CHUNKS)),
+            ("heads", gpt.heads, (mesh.tensor, TENSOR_AXIS)),
+            ("hidden", gpt.hidden, (gpt.heads, "`heads`")),
+            ("vocabulary", gpt.vocabulary, (mesh.tensor, TENSOR_AXIS)),
         ] {
-            if !size.is_multiple_of(divisor) {
-                self.defect(
-                    &format!("{model}.{name}"),
-                    format!("{size} is not divisible by {divisor}"),
-                );
-            }
+            self.divides(&format!("{model}.{name}"), size, divisor);
         }
         if step.shards_tokens() && !work.sequence_length.is_multiple_of(mesh.tensor) {
             let problem = format!(
