@@ -61,7 +61,7 @@ const UNKNOWN_RATIO: f64 = 4.0;
 pub fn interval_90([low, high]: [f64; 2], ends: [impl Display; 2]) -> String {
     let [low_text, high_text] = ends;
     let interval = format!("90 % interval: {low_text} to {high_text}");
-    match high >= UNKNOWN_RATIO * low {
+    match low > 0.0 && high >= UNKNOWN_RATIO * low {
         true => format!("unknown within a factor of {:.0}; {interval}", high / low),
         false => interval,
     }
@@ -209,6 +209,7 @@ mod tests {
         let words = |ends| interval_90(ends, ends);
         assert_eq!(words([1.0, 3.9]), "90 % interval: 1 to 3.9");
         assert_eq!(words([0.5, 4.0]), "unknown within a factor of 8; 90 % interval: 0.5 to 4");
+        assert_eq!(words([0.0, 0.0]), "90 % interval: 0 to 0", "a price of zero");
     }
 
     #[test]
