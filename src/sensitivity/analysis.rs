@@ -341,9 +341,9 @@ fn assumed_numbers(
         let nearest = changes
             .iter()
             .filter(|(of, _)| *of == index)
-            .min_by(|(_, a), (_, b)| a.ln().abs().total_cmp(&b.ln().abs()));
-        let change = nearest.and_then(|(_, factor)| {
-            let variant = variants.get(index, *factor)?;
+            .filter_map(|(_, factor)| variants.get(index, *factor))
+            .min_by(|a, b| a.factor.ln().abs().total_cmp(&b.factor.ln().abs()));
+        let change = nearest.and_then(|variant| {
             let plan = variant.replanned.as_ref()?.plan.clone();
             Some(PlanChange { factor: variant.factor, saved: loss(variant), plan })
         });

@@ -67,6 +67,8 @@ pub struct VariedParameter {
     granule: f64,
     /// Largest factor that keeps all values in their range.
     factor_max: f64,
+    /// Smallest value that the fields take.
+    value_min: f64,
     /// Factors of the ends of a difference.
     ends: [f64; 2],
 }
@@ -118,6 +120,7 @@ impl VariedParameter {
             fields,
             granule: 0.0,
             factor_max: f64::INFINITY,
+            value_min: 0.0,
             ends: [1.0 / STEP, STEP],
         }
     }
@@ -160,7 +163,7 @@ impl VariedParameter {
             .fields
             .iter()
             .map(|(_, value)| match self.granule {
-                0.0 => value * factor,
+                0.0 => (value * factor).max(self.value_min),
                 granule => (value * factor / granule).round().max(1.0) * granule,
             })
             .collect();
@@ -221,6 +224,9 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
             number.factor_max = 1.0 / largest;
         }
         let path = number.name.as_str().trim_start_matches("hardware.");
+        if path.starts_with("overlap.") && path.ends_with("_slowdown") {
+            number.value_min = 1.0;
+        }
         number.is_assumed = is_assumed(request, path);
     }
     Ok(numbers)
@@ -322,5 +328,12 @@ mod tests {
         let mut share = VariedParameter::real(FieldName::new("efficiency"), vec![(field(), 0.8)]);
         share.factor_max = 1.25;
         assert_eq!(share.scaled(2.0).unwrap().factor, 1.25);
+        let mut slowdown = VariedParameter::real(FieldName::new("slowdown"), vec![(field(), 1.3)]);
+        slowdown.value_min = 1.0;
+        assert_eq!(slowdown.scaled(0.5).unwrap().settings[0].1, Value::from(1));
+        assert_eq!(slowdown.scaled(0.5).unwrap().factor, 1.0 / 1.3);
+        let mut none = VariedParameter::real(FieldName::new("slowdown"), vec![(field(), 1.0)]);
+        none.value_min = 1.0;
+        assert!(none.scaled(0.5).is_none(), "the least value has none below it");
     }
 }

@@ -90,6 +90,16 @@ fn answers_are_those_of_sweeps() {
     assert_eq!(after, without_hardware(&changed["change"]["decisions"]));
 }
 
+/// Slowdowns by overlap are at least 1: values below are planned as 1.
+#[test]
+fn slowdowns_are_varied_down_to_one() {
+    for name in ["compute_slowdown", "collective_slowdown"] {
+        let row = row(&TINY_ANSWER["assumed"], &format!("hardware.overlap.{name}"));
+        assert!(number(&row["value"]) < 2.0, "{row}");
+        assert_eq!(row["range"], serde_json::json!([1.0, 2.0 * number(&row["value"])]), "{row}");
+    }
+}
+
 #[test]
 fn answers_follow_the_schema() {
     let schema: Value = serde_json::from_str(&stdout("schema sensitivity")).expect("JSON");

@@ -273,8 +273,8 @@ impl<'a> SensitivityReport<'a> {
         page.table(&columns, &rows);
         let quiet = self.assumed.len() - self.assumed.iter().filter(|r| r.change.is_some()).count();
         page.paragraph(&format!(
-            "Each was planned at half to twice its value, shares to at most 1, and the nearest change found by \
-             bisection. Loss: what keeping the present plan costs at the worse end of the range. {} without a change.{}",
+            "Each was planned at half to twice its value, shares to at most 1 and slowdowns to at least 1, and \
+             the nearest change found by bisection. Loss: what keeping the present plan costs at the worse end of the range. {} without a change.{}",
             plural(quiet as u64, "more number"),
             self.zeros_phrase(),
         ));
