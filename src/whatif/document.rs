@@ -1,5 +1,6 @@
 //! Models and hardware profiles as JSON documents, in which fields are set by their paths.
 
+use narrows_cost_model::interval::RESIDUALS_MIN;
 use serde_json::Value;
 
 /// Parts of a document that are not swept: labels, and lists of measurements.
@@ -38,10 +39,12 @@ pub struct ScalarField {
 }
 
 impl Document {
-    /// All scalars that can be set: those of the document, and the optional ones that are absent from it.
+    /// All scalars that can be set: those of the document, and the optional ones that are absent from it; without
+    /// half-widths of errors that are drawn from residuals.
     pub fn fields(&self) -> Vec<ScalarField> {
         let mut fields = vec![];
         collect_present(&self.value, "", &mut fields);
+        fields.retain(|field| self.residuals_in_place_of(&field.path).is_none());
         self.collect_absent(Some(&self.value), &self.schema, "", &mut fields);
         fields
     }
@@ -49,7 +52,16 @@ impl Document {
     /// Whether a path names a scalar of the document, an optional one that is absent from it, or a number in a list.
     pub fn accepts(&self, path: &str) -> bool {
         self.fields().iter().any(|field| field.path == path)
-            || (self.number(path).is_some() && !path.split('.').any(is_label))
+            || (self.number(path).is_some()
+                && !path.split('.').any(is_label)
+                && self.residuals_in_place_of(path).is_none())
+    }
+
+    /// Number of residuals that errors are drawn from, where they leave the half-width at this path without effect.
+    pub fn residuals_in_place_of(&self, path: &str) -> Option<usize> {
+        let error = path.strip_suffix(".half_width_90")?;
+        let residuals = self.value.pointer(&format!("/{}/residuals", error.replace('.', "/")))?;
+        Some(residuals.as_array()?.len()).filter(|count| *count >= RESIDUALS_MIN)
     }
 
     /// The number at a path, whose parts after a list are indices.
@@ -253,6 +265,17 @@ mod tests {
         assert!(!document.accepts("refits.draws.0.0"), "a label");
         assert_eq!(document.set_everywhere("rank", &json!(5)), 2);
         assert_eq!(document.value["overrides"][0]["rank"], 5);
+    }
+
+    #[test]
+    fn half_widths_without_effect_are_no_fields() {
+        let error =
+            |residuals: usize| json!({"half_width_90": 0.1, "residuals": vec![0.1; residuals]});
+        let value = json!({"gemm": {"relative_error": error(10)}, "links": error(9)});
+        let document = Document { name: "test".into(), value, schema: Value::Null };
+        assert_eq!(paths(&document), ["links.half_width_90"]);
+        assert!(!document.accepts("gemm.relative_error.half_width_90"));
+        assert!(document.accepts("links.half_width_90"));
     }
 
     #[test]

@@ -93,6 +93,13 @@ impl SweepField {
         if let Some(path) = name.strip_prefix("hardware.") {
             let typed = FieldName::new(name);
             let path = path.to_owned();
+            if let Some(residuals) = hardware.residuals_in_place_of(&path) {
+                let message = format!(
+                    "`{name}` has no effect: errors are drawn from the {residuals} residuals beside it"
+                );
+                let hint = "a profile without these `residuals`";
+                return Err(Problem::new("", message).hint(hint));
+            }
             if hardware.accepts(&path) {
                 return Ok(SweepField::Hardware(HardwareField { path, typed, factor: 1.0 }));
             }

@@ -299,6 +299,10 @@ fn bad_sweeps_are_located() {
         ("--sweep hardware.provenance=4", "no field is called"),
         ("--sweep colour=red", "--list"),
         (
+            "--hardware a100-80gb --sweep hardware.gemm.relative_error.half_width_90=0.1,0.2",
+            "`hardware.gemm.relative_error.half_width_90` has no effect: errors are drawn from the 34 residuals",
+        ),
+        (
             "--sweep devices=many",
             "invalid value 'many' for '--devices <N>': expected a whole number",
         ),

@@ -19,6 +19,6 @@ mod statistics;
 
 pub use error_model::{ErrorModel, UnmeasuredKernel};
 pub use statistics::{
-    COVERAGE, draw_error, equal_quantiles, prediction_interval, quantile, small_sample_factor,
-    thin_to_quantiles,
+    COVERAGE, RESIDUALS_MIN, draw_error, equal_quantiles, prediction_interval, quantile,
+    small_sample_factor, thin_to_quantiles,
 };

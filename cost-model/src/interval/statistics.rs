@@ -7,8 +7,9 @@ use crate::profile::RelativeError;
 /// The probability that an interval contains the measured value.
 pub const COVERAGE: f64 = 0.9;
 
-/// Smallest number of residuals that are drawn from; fewer do not show the tails of their distribution.
-const RESIDUALS_MIN: usize = 10;
+/// Smallest number of residuals that are drawn from in place of a normal distribution; fewer do not show the tails of their
+/// distribution.
+pub const RESIDUALS_MIN: usize = 10;
 
 /// 90 % of a standard normal distribution lie within ± this value.
 const NORMAL_90: f64 = 1.645;

@@ -56,11 +56,12 @@ pub const RELATIVE_ERROR_MAX: f64 = 1e6;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeError {
-    /// The h for which nine measurements in ten lie between price / (1 + h) and price · (1 + h).
+    /// The h for which nine measurements in ten lie between price / (1 + h) and price · (1 + h). Intervals of step times do
+    /// not depend on it where there are ten residuals or more.
     pub half_width_90: f64,
     /// ln(measured / priced) of measurements outside the fit, divided by the error scale of their distance from the
-    /// measurements inside it; quantiles where there are more than 99. With fewer than ten residuals, the error is
-    /// taken as normally distributed.
+    /// measurements inside it; quantiles where there are more than 99. Ten or more are drawn from; with
+    /// fewer, the error is normally distributed with the half-width.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub residuals: Vec<f64>,
     /// Provenance of the error.
