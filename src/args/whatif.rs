@@ -58,7 +58,7 @@ pub struct WhatIfArgs {
     pub break_even: Option<String>,
     /// The two alternatives of --break-even, such as btp+tensor=8,data-parallel
     ///
-    /// Each has terms separated by `+`: a strategy (btp), data-parallel, tensor-parallel, pipeline-parallel, or
+    /// The step times of their plans are compared, whichever --objective chooses these. Each has terms separated by `+`: a strategy (btp), data-parallel, tensor-parallel, pipeline-parallel, or
     /// FIELD=VALUE.
     #[arg(long, value_name = "A,B", requires = "break_even")]
     pub between: Option<String>,

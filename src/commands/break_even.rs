@@ -90,7 +90,8 @@ pub fn run(
         SweepAxis { field: question.field.clone(), values },
         SweepAxis { field: SweepField::Alternative, values: names.collect() },
     ];
-    let answer = BreakEvenReport::new(&axes, regions);
+    let objectives = points.iter().map(|point| point.request.objective);
+    let answer = BreakEvenReport::new(&axes, regions, objectives);
     let report = WhatIfReport::new(&axes, &points, &outcomes).with_break_even(answer);
     let csv_on_stdout = csv.as_deref().is_some_and(output::is_stdout);
     let figures = || sweep_figures(&axes, Sweep::Product, &points, &outcomes);

@@ -1,5 +1,7 @@
 //! The answer of `whatif --break-even`.
 
+use indexmap::IndexSet;
+use narrows_planner::Objective;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -14,6 +16,11 @@ pub struct BreakEvenReport {
     field: FieldName,
     /// The alternatives: the first and the second one.
     between: [String; 2],
+    /// Quantity by which alternatives are compared, whichever objective chose their plans: `step_time_s`.
+    compared: &'static str,
+    /// Objectives of the plans, other than the step time.
+    #[serde(skip)]
+    objectives: Vec<&'static str>,
     /// The faster alternative by values, in ascending order.
     regions: Vec<BreakEvenRegion>,
     /// The gaps between regions: each has the values that enclose a break-even point.
@@ -21,13 +28,26 @@ pub struct BreakEvenReport {
 }
 
 impl BreakEvenReport {
-    /// The answer for two axes: the field and its two alternatives.
-    pub fn new(axes: &[SweepAxis; 2], regions: Vec<BreakEvenRegion>) -> BreakEvenReport {
+    /// The answer for two axes: the field and its two alternatives, planned under these objectives.
+    pub fn new(
+        axes: &[SweepAxis; 2],
+        regions: Vec<BreakEvenRegion>,
+        objectives: impl Iterator<Item = Objective>,
+    ) -> BreakEvenReport {
         let break_even =
             regions.windows(2).map(|pair| [pair[0].values[1], pair[1].values[0]]).collect();
         let name = |index: usize| axes[1].values.get(index).map(text_of).unwrap_or_default();
         let between = [name(0), name(1)];
-        BreakEvenReport { field: axes[0].field.field_name(), between, regions, break_even }
+        let others = objectives.filter(|objective| *objective != Objective::StepTime);
+        let objectives: IndexSet<&str> = others.map(Objective::name).collect();
+        BreakEvenReport {
+            field: axes[0].field.field_name(),
+            between,
+            compared: "step_time_s",
+            objectives: objectives.into_iter().collect(),
+            regions,
+            break_even,
+        }
     }
 
     /// The answer in words.
@@ -39,6 +59,12 @@ impl BreakEvenReport {
         let mut sentences: Vec<String> = clauses.collect();
         if self.regions.len() == 1 {
             sentences.push("There is no break-even point among these values.".into());
+        }
+        if !self.objectives.is_empty() {
+            sentences.push(format!(
+                "Step times are compared, of plans for the objective {}.",
+                self.objectives.join(" or ")
+            ));
         }
         sentences.join(" ")
     }
@@ -65,8 +91,8 @@ impl BreakEvenReport {
     fn claim(&self, faster: FasterAlternative) -> String {
         let [first, second] = &self.between;
         match faster {
-            FasterAlternative::FirstFaster => format!("{first} beats {second}"),
-            FasterAlternative::SecondFaster => format!("{second} beats {first}"),
+            FasterAlternative::FirstFaster => format!("{first} is faster than {second}"),
+            FasterAlternative::SecondFaster => format!("{second} is faster than {first}"),
             FasterAlternative::Equal => format!("{first} and {second} are equally fast"),
             FasterAlternative::OnlyFirst => format!("Only {first} has a plan, and {second} none,"),
             FasterAlternative::OnlySecond => format!("Only {second} has a plan, and {first} none,"),

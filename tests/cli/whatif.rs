@@ -404,11 +404,22 @@ fn break_even_points_are_enclosed() {
 
     let text = stdout(&question.replace("2..100", "2,100"));
     let verdict: Vec<&str> = text.lines().skip(1).take(4).map(str::trim).collect();
-    assert!(verdict.join(" ").contains("tensor=4+btp beats data-parallel below"), "{text}");
+    assert!(
+        verdict.join(" ").contains("tensor=4+btp is faster than data-parallel below"),
+        "{text}"
+    );
     assert!(text.contains(" GB/s"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(!text.contains("Step times are compared"), "{text}");
     let text = stdout(&question.replace("2..100", "50,100"));
     assert!(text.contains("There is no break-even point"), "{text}");
+    assert_eq!(break_even["compared"], "step_time_s");
+    let text = stdout(&format!("{} --objective memory", question.replace("2..100", "2,100")));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains("Step times are compared, of plans for the objective memory."),
+        "{text}"
+    );
 }
 
 /// A value without a plan says why, as a point of a sweep does.
