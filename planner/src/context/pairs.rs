@@ -3,12 +3,15 @@
 //! Cost tables of such passes count each collective as if computation hid it. How much computation there is beside it depends on
 //! all other decisions. The tables therefore favour decisions with too many collectives, or with
 //! two in a row. Other decisions are tried here: those that are best where shares of the collectives are exposed, and those that
-//! are best for passes of one microbatch, with and without overlap of their own. All are simulated.
+//! are best for passes of one microbatch, with and without overlap of their own. Online norms are tried alone too: the collectives of
+//! the others divide runs of computation into short ones. All are simulated.
 
 use narrows_plan::Context;
+use narrows_plan::strategy::{NormRule, Rules};
 
 use super::progress::FitProgress;
 use super::solver::ContextSolver;
+use crate::request::Request;
 
 /// Distance from the bound, relative to the step, from which on these decisions are tried.
 const GAP_MIN: f64 = 0.005;
@@ -18,6 +21,13 @@ impl ContextSolver<'_> {
     pub(super) fn try_pairs(&self, context: &Context, progress: &mut FitProgress) {
         for segments in self.pair_segments.exposed(self.segments) {
             let solver = ContextSolver::new(self.request, segments);
+            self.try_fastest(&solver, *context, context, progress);
+        }
+        if self.request.rules.norm == NormRule::Auto {
+            let rules = Rules { norm: NormRule::Online, ..self.request.rules };
+            let request = Request { rules, ..self.request.clone() };
+            let segments = self.segments.for_request(&request);
+            let solver = ContextSolver::new(&request, &segments);
             self.try_fastest(&solver, *context, context, progress);
         }
         for overlap_tensor_collectives in [true, false] {
