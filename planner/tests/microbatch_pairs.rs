@@ -5,7 +5,7 @@ use narrows_plan::Zero;
 use narrows_plan::kernel::{CollectiveKind, Kernel};
 use narrows_plan::model::presets;
 use narrows_plan::program::Phase;
-use narrows_plan::strategy::{Baseline, WeightRule};
+use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_planner::{Request, search};
 
 /// Plans of baselines, and with weights that are all sharded, are plans of the whole space. Collectives are long here.
@@ -40,6 +40,27 @@ fn no_restriction_to_a_baseline_or_to_sharded_weights_beats_the_whole_space() {
                 of_all.time
             );
         }
+    }
+}
+
+/// Plans with online norms are plans of the whole space. The other norms have collectives of their own, which seem to be hidden.
+#[test]
+fn no_restriction_to_online_norms_beats_the_whole_space() {
+    for (model, micro_batch) in [("svd-30b", None), ("lax-30b", Some(4))] {
+        let model = presets::find(model).unwrap();
+        let profile = profile::preset("a100-80gb").unwrap();
+        let mut request = Request::new(model, profile, 8, 8, 1024);
+        (request.tensor, request.micro_batch) = (Some(8), micro_batch);
+        let whole = search(&request).best.expect("a plan");
+        request.rules.norm = NormRule::Online;
+        let online = search(&request).best.expect("a plan");
+        assert!(online.plan.overlap_microbatch_pairs, "{}", request.model.name);
+        assert!(
+            whole.time.0 <= online.time.0 * (1.0 + 1e-9),
+            "{}: {}",
+            request.model.name,
+            whole.time
+        );
     }
 }
 

@@ -268,7 +268,7 @@ impl WeightedForward {
         (known, weights): &(f64, OpWeights),
         bound: impl Fn(&OpWeights) -> f64,
     ) -> Option<(f64, OpWeights)> {
-        let best = self.best_for_cheapest(weights);
+        let best = self.without_losses(weights, self.best_for_cheapest(weights));
         let step = |share: f64| {
             let tried = weights_between([weights, &best], share);
             (bound(&tried), tried)
@@ -287,6 +287,23 @@ impl WeightedForward {
             highest = next;
         }
         Some(highest)
+    }
+
+    /// The changed weights, of parts whose cheapest decisions cost more with them, and these of the others.
+    fn without_losses(&self, weights: &OpWeights, mut changed: OpWeights) -> OpWeights {
+        let cost = |index: usize, weights: &OpWeights| {
+            let part = &self.parts[index];
+            let both = part.backward.iter().zip(self.costs_of(index, weights));
+            let costs: Vec<f64> = both.map(|(backward, forward)| backward + forward).collect();
+            part.cheapest(&costs).map_or(f64::INFINITY, |(cost, _)| cost)
+        };
+        let indices = 0..self.parts.len();
+        let losses: Vec<usize> =
+            indices.filter(|index| cost(*index, &changed) < cost(*index, weights)).collect();
+        for index in losses {
+            changed[index].clone_from(&weights[index]);
+        }
+        changed
     }
 
     /// Raises the weights next to a block of this part, in whichever parts these are, to its own weights there.
@@ -392,10 +409,7 @@ fn divided(part: ForwardParts, slowdown: OverlapSlowdown) -> Vec<ForwardParts> {
     let both = part.backward.iter().zip(forward);
     let costs: Vec<f64> = both.map(|(backward, forward)| backward + forward).collect();
     let Some((_, choice)) = part.cheapest(&costs) else { return vec![part] };
-    let communicates = |node: &usize| {
-        part.collectives[*node][choice[*node] as usize] > 0.0
-            && matches!(part.nodes[*node], ForwardNode::Reshards(_))
-    };
+    let communicates = |node: &usize| part.collectives[*node][choice[*node] as usize] > 0.0;
     let (mut parts, mut rest) = (vec![], part.clone());
     if part.spec.kind == SegmentKind::Block {
         for node in (0..part.nodes.len()).filter(communicates) {
