@@ -221,15 +221,17 @@ impl WeightedForward {
         parts.filter_map(of_part).filter(|cost| cost.is_finite()).reduce(f64::min)
     }
 
+    /// The cheapest decisions of a part in both passes of one microbatch with these weights, and their cost in seconds.
+    fn cheapest(&self, index: usize, weights: &OpWeights) -> Option<(f64, Vec<u32>)> {
+        let part = &self.parts[index];
+        let both = part.backward.iter().zip(self.costs_of(index, weights));
+        part.cheapest(&both.map(|(backward, forward)| backward + forward).collect::<Vec<f64>>())
+    }
+
     /// The best weights for the decisions of each part that are the cheapest with these.
     pub(super) fn best_for_cheapest(&self, weights: &OpWeights) -> OpWeights {
-        let cheapest = |(index, part): (usize, &ForwardParts)| {
-            let both = part.backward.iter().zip(self.costs_of(index, weights));
-            let costs: Vec<f64> = both.map(|(backward, forward)| backward + forward).collect();
-            part.cheapest(&costs)
-        };
         let chosen: Vec<Option<(f64, Vec<u32>)>> =
-            self.parts.iter().enumerate().map(cheapest).collect();
+            (0..self.parts.len()).map(|index| self.cheapest(index, weights)).collect();
         let mut best = self.uniform(0.0);
         let is_chosen = |index: &usize| chosen[*index].is_some();
         let first = |kinds| self.of_kinds(kinds).find(is_chosen);
@@ -289,13 +291,10 @@ impl WeightedForward {
         Some(highest)
     }
 
-    /// The changed weights, of parts whose cheapest decisions cost more with them, and these of the others.
+    /// The changed weights of the parts whose cheapest decisions cost no less with them, and the given weights of all others.
     fn without_losses(&self, weights: &OpWeights, mut changed: OpWeights) -> OpWeights {
         let cost = |index: usize, weights: &OpWeights| {
-            let part = &self.parts[index];
-            let both = part.backward.iter().zip(self.costs_of(index, weights));
-            let costs: Vec<f64> = both.map(|(backward, forward)| backward + forward).collect();
-            part.cheapest(&costs).map_or(f64::INFINITY, |(cost, _)| cost)
+            self.cheapest(index, weights).map_or(f64::INFINITY, |(cost, _)| cost)
         };
         let indices = 0..self.parts.len();
         let losses: Vec<usize> =

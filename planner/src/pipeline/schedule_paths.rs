@@ -6,9 +6,11 @@
 //! The gradient reductions of the stage at the end begin with its last pass, and gathers of updated weights with the first pass of a
 //! stage. Either h of their time adds to a longer pass, or c' of a shorter pass adds to them, as in the [joint
 //! bounds](super::joint_bound). The first of several blocks in a last pass counts in full all the same, as its reductions follow it,
-//! and so does the last of several in a first pass, which its gathers precede. A later stage hides gathers while it waits for its first
-//! microbatch: at most all of them, and at most as long as it waits. A path may also begin with the gathers of a later stage, in place of the forward passes of the first
-//! microbatch on the stages before it.
+//! and so does the last of several in a first pass, which its gathers precede. A last pass of weight gradients alone hides reductions,
+//! unless the stage has none: each block that has no weight gradients with a pass of their own therefore counts as if its backward
+//! pass hid them. A later stage hides gathers while it waits for its first microbatch: at most all of them, and at most as long as it
+//! waits. A path may also begin with the gathers of a later stage, in place of the forward passes of the first microbatch on the
+//! stages before it.
 
 use narrows_cost_model::{
     PassTimes, PassTimesMin, StageTime, StepPart, StepWeights, simulate_schedules,
