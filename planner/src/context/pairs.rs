@@ -3,8 +3,8 @@
 //! Cost tables of such passes count each collective as if computation hid it. How much computation there is beside it depends on
 //! all other decisions. The tables therefore favour decisions with too many collectives, or with
 //! two in a row. Other decisions are tried here: those that are best where shares of the collectives are exposed, and those that
-//! are best for passes of one microbatch, with and without overlap of their own. Online norms are tried alone too: the collectives of
-//! the others divide runs of computation into short ones. All are simulated.
+//! are best for passes of one microbatch, with and without overlap of their own. All are simulated. Contexts are also solved with
+//! online norms alone: the collectives of other norms divide runs of computation into short ones.
 
 use narrows_plan::Context;
 use narrows_plan::strategy::{NormRule, Rules};
@@ -23,18 +23,32 @@ impl ContextSolver<'_> {
             let solver = ContextSolver::new(self.request, segments);
             self.try_fastest(&solver, *context, context, progress);
         }
-        if self.request.rules.norm == NormRule::Auto {
-            let rules = Rules { norm: NormRule::Online, ..self.request.rules };
-            let request = Request { rules, ..self.request.clone() };
-            let segments = self.segments.for_request(&request);
-            let solver = ContextSolver::new(&request, &segments);
-            self.try_fastest(&solver, *context, context, progress);
-        }
+        self.try_online_norms(context, progress);
         for overlap_tensor_collectives in [true, false] {
             let single =
                 Context { overlap_microbatch_pairs: false, overlap_tensor_collectives, ..*context };
             self.try_fastest(self, single, context, progress);
         }
+    }
+
+    /// Solves the context with online norms alone, where there are others.
+    fn try_online_norms(&self, context: &Context, progress: &mut FitProgress) {
+        if self.request.rules.norm != NormRule::Auto || !self.has_gap(progress) {
+            return;
+        }
+        let rules = Rules { norm: NormRule::Online, ..self.request.rules };
+        let request = Request { rules, ..self.request.clone() };
+        let segments = self.segments.for_request(&request);
+        let solver = ContextSolver::new(&request, &segments);
+        let bounds = solver.bounds(context, progress.incumbent);
+        if let Ok(Some(plan)) = solver.solve(context, &bounds, progress.incumbent).best {
+            progress.accept(plan);
+        }
+    }
+
+    /// Whether other plans may be much faster than the best.
+    fn has_gap(&self, progress: &FitProgress) -> bool {
+        1.0 - progress.bound / progress.incumbent >= GAP_MIN && !self.segments.out_of_time()
     }
 
     /// Tries the decisions that are the fastest for another solver or in another context.
@@ -45,7 +59,7 @@ impl ContextSolver<'_> {
         context: &Context,
         progress: &mut FitProgress,
     ) {
-        if 1.0 - progress.bound / progress.incumbent < GAP_MIN || self.segments.out_of_time() {
+        if !self.has_gap(progress) {
             return;
         }
         let fastest = solver.even_partition(solved, f64::INFINITY);
