@@ -58,8 +58,8 @@ pub struct WhatIfArgs {
     pub break_even: Option<String>,
     /// The two alternatives of --break-even, such as btp+tensor=8,data-parallel
     ///
-    /// The step times of their plans are compared, whichever --objective chooses these. Each has terms separated by `+`: a strategy (btp), data-parallel, tensor-parallel, pipeline-parallel, or
-    /// FIELD=VALUE.
+    /// The step times of their plans are compared, whichever --objective chooses these. Each has terms separated by
+    /// `+`: a strategy (btp), data-parallel, tensor-parallel, pipeline-parallel, or FIELD=VALUE.
     #[arg(long, value_name = "A,B", requires = "break_even")]
     pub between: Option<String>,
     /// List the fields that can be swept, with their present values
