@@ -1,5 +1,6 @@
 //! The command line: flags, JSON keys, exit codes and messages.
 
+mod break_even;
 mod calibrate;
 mod calibrate_cuda;
 mod check;
