@@ -51,6 +51,7 @@ const EXCLUDED: f64 = 1e6;
 struct Candidate {
     decisions: CheapestDecisions,
     times: PartTimes,
+    class: SegmentClass,
 }
 
 /// Equal segments of a model.
@@ -312,10 +313,13 @@ impl<'a> PathMean<'a> {
                 let class = SegmentClass::of(part.spec.kind, f64::INFINITY);
                 let weights = mean(virtual_stage, class);
                 // In place of passes of their own, backward passes with all weight gradients may overlap with reductions.
-                let mut without = mean(virtual_stage, SegmentClass::BlockWithoutWeightGradientPass);
-                let is_cheaper = class.is_block() && without.backward < weights.backward;
-                without.weight_gradient = EXCLUDED;
-                let of_class = [Some(weights), is_cheaper.then_some(without)].into_iter().flatten();
+                let without = || StepWeights {
+                    weight_gradient: EXCLUDED,
+                    ..mean(virtual_stage, SegmentClass::BlockWithoutWeightGradientPass)
+                };
+                let without = class.is_block().then(without);
+                let cheaper = without.filter(|without| without.backward < weights.backward);
+                let of_class = [weights].into_iter().chain(cheaper);
                 // The memory and the number of blocks.
                 let (price, of_counts) = match class.is_block() {
                     true => (prices[stage], StageCounts::price_on(stage, block_prices)),
@@ -343,16 +347,17 @@ impl<'a> PathMean<'a> {
                     known.decisions.are_those_of(&decisions)
                         || cost(known) <= decisions.cost + NEGLIGIBLE * decisions.cost.abs()
                 });
-                let known = known.map(|candidate| candidate.times);
-                let part_times = || {
+                let known = known.map(|candidate| (candidate.class, candidate.times));
+                let found = || {
                     let times =
                         self.segments.part_times(part.spec, self.context, &decisions, None)?;
-                    candidates.push(Candidate { decisions, times });
-                    Some(times)
+                    let deferred = StepWeights { weight_gradient: 1.0, ..StepWeights::default() };
+                    let class = SegmentClass::of(part.spec.kind, times.weighted(&deferred));
+                    candidates.push(Candidate { decisions, times, class });
+                    Some((class, times))
                 };
-                match (known.or_else(part_times), &mut times) {
-                    (Some(part_times), Some(all)) => {
-                        let class = part.class(&part_times);
+                match (known.or_else(found), &mut times) {
+                    (Some((class, part_times)), Some(all)) => {
                         let of_class = &mut all[virtual_stage][class as usize];
                         let share = match part.only {
                             Some(_) => 1.0,
@@ -370,12 +375,6 @@ impl<'a> PathMean<'a> {
 }
 
 impl Part {
-    /// The class of a segment with these times.
-    fn class(&self, times: &PartTimes) -> SegmentClass {
-        let deferred = StepWeights { weight_gradient: 1.0, ..StepWeights::default() };
-        SegmentClass::of(self.spec.kind, times.weighted(&deferred))
-    }
-
     /// Whether a virtual stage may have the segments.
     fn may_be_on(&self, virtual_stage: usize, paths: &DivisionPaths) -> bool {
         let is_empty = || paths.overheads[virtual_stage % paths.overheads.len()].is_empty;

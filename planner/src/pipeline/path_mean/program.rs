@@ -55,9 +55,9 @@ impl PathMean<'_> {
             let of_stages = part.candidates.iter().enumerate();
             let allowed = of_stages.filter(move |(stage, _)| part.may_be_on(*stage, paths));
             allowed.flat_map(move |(virtual_stage, candidates)| {
-                candidates.iter().map(move |candidate| {
-                    (number, virtual_stage, part.class(&candidate.times), candidate)
-                })
+                candidates
+                    .iter()
+                    .map(move |candidate| (number, virtual_stage, candidate.class, candidate))
             })
         })
     }
