@@ -40,18 +40,21 @@ pub struct ConvertArgs {
 }
 
 impl ConvertArgs {
-    /// The properties that CSV rows share.
+    /// The properties that CSV rows of the file `path` share.
     ///
     /// # Errors
     /// Flags that are missing.
-    pub fn csv_defaults(&self) -> CommandResult<CsvDefaults> {
+    pub fn csv_defaults(&self, path: &str) -> CommandResult<CsvDefaults> {
         let (Some(hardware), Some(recompute)) = (&self.hardware, self.recompute) else {
             let hardware = self.hardware.is_none().then(|| {
-                let problem = "is missing: CSV rows do not state their hardware";
+                let problem =
+                    format!("is missing: `{path}` is read as CSV, which does not state hardware");
                 Problem::new("--hardware", problem).hint("a100-80gb-8")
             });
             let recompute = self.recompute.is_none().then(|| {
-                let problem = "is missing: CSV rows do not state what was recomputed";
+                let problem = format!(
+                    "is missing: `{path}` is read as CSV, which does not state recomputation"
+                );
                 Problem::new("--recompute", problem).hint("none, block")
             });
             let problems = hardware.into_iter().chain(recompute).collect();
@@ -74,11 +77,11 @@ impl ConvertArgs {
         })
     }
 
-    /// Checks that no flag states what rows in JSON state themselves.
+    /// Checks that no flag states what rows in JSON, those of the file `path`, state themselves.
     ///
     /// # Errors
     /// Such a flag.
-    pub fn check_json_rows(&self) -> CommandResult<()> {
+    pub fn check_json_rows(&self, path: &str) -> CommandResult<()> {
         let flags = [
             ("--recompute", self.recompute.is_some()),
             ("--source", self.source.is_some()),
@@ -86,8 +89,10 @@ impl ConvertArgs {
         ];
         let mut problems = Problems::default();
         for (flag, _) in flags.into_iter().filter(|(_, is_set)| *is_set) {
-            let problem = Problem::new(flag, "applies to CSV only: JSON rows carry this value");
-            problems.push(problem.hint(format!("omit {flag}")));
+            let problem = format!(
+                "applies to CSV only, and `{path}` holds JSON rows, which carry this value"
+            );
+            problems.push(Problem::new(flag, problem).hint(format!("omit {flag}")));
         }
         problems.into_result()
     }

@@ -16,10 +16,10 @@ pub fn run(args: &ConvertArgs) -> CommandResult<()> {
         None => return unsuitable("is empty", "rows in CSV, or in JSON an object with `rows`"),
         Some('[') => return unsuitable("is a JSON array", "an object with the array as `rows`"),
         Some('{') => {
-            args.check_json_rows()?;
+            args.check_json_rows(&path)?;
             measurements_from_rows(&text, &args.name, args.hardware.as_deref())
         }
-        Some(_) => measurements_from_csv(&text, &args.csv_defaults()?),
+        Some(_) => measurements_from_csv(&text, &args.csv_defaults(&path)?),
     };
     output::print_json(&file.map_err(|defects| Failure::file(&path, defects))?)
 }

@@ -269,7 +269,8 @@ fn rows_in_json_report_every_defect() {
     fs::write(&path, json!({"rows": []}).to_string()).unwrap();
     assert!(failure(&format!("convert {}", path.display()), 2).contains("rows: is empty"));
     let message = failure(&format!("convert {} --recompute none", path.display()), 2);
-    assert!(message.contains("--recompute: applies to CSV only"), "{message}");
+    let named = format!("--recompute: applies to CSV only, and `{}` holds JSON", path.display());
+    assert!(message.contains(&named), "{message}");
 }
 
 #[test]
@@ -373,6 +374,7 @@ fn files_of_rows_are_read_as_what_they_are() {
         ("", csv, "rows: is empty"),
         ("\u{feff} \n", "", "rows: is empty"),
         ("[{}]", "", "rows: is a JSON array"),
+        ("a,b", "--recompute none", "rows` is read as CSV, which does not state hardware"),
         (&rows(JSON_ROW), "--source here", "--source: applies to CSV only"),
         (&rows(JSON_ROW), "--vocabulary 9", "--vocabulary: applies to CSV only"),
         (&rows(JSON_ROW), "--recompute none", "--recompute: applies to CSV only"),
