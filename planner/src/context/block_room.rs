@@ -11,6 +11,7 @@ use narrows_plan::{Bytes, Context};
 use super::average_stage::evenly_split_bytes;
 use super::solver::ContextSolver;
 use crate::pipeline::EmbeddingAndHead;
+use crate::request::MemoryLimit;
 
 /// Memory of the blocks of a stage besides its last ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,18 +23,20 @@ pub(super) struct BlockRoom {
 }
 
 impl ContextSolver<'_> {
-    /// The rooms of a plan with one stage: those that working sets leave, and that of all blocks. Empty where embedding and head
-    /// do not fit.
+    /// The rooms of a plan with one stage: those that working sets leave, and that of all blocks. Empty without a limit, and where
+    /// embedding and head do not fit.
     pub(super) fn block_rooms(
         &self,
         context: &Context,
         embedding_and_head: &EmbeddingAndHead,
     ) -> Vec<BlockRoom> {
+        if self.request.memory_limit == MemoryLimit::None {
+            return vec![];
+        }
         let segments = self.segments;
         let Ok(budgets) = self.block_budgets(context, embedding_and_head, &[Bytes(0)]) else {
             return vec![];
         };
-        // Without a limit, sums exceed the range of bytes.
         let all = budgets[0].as_f64();
         let besides_head = all + embedding_and_head.freed_by_head(segments, context).as_f64();
         let parameters = match segments.shape_count() {

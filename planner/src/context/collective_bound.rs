@@ -6,6 +6,7 @@
 //! where the lines at too few and at too many bytes meet. Within memory, steps without such collectives are a case too: the division of
 //! the blocks knows no working sets.
 
+use narrows_cost_model::StepWeights;
 use narrows_plan::Context;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 
@@ -13,7 +14,7 @@ use super::block_room::BlockRoom;
 use super::collective_cases::Longer;
 use super::collective_step::CollectiveStep;
 use crate::pipeline::PipelineOverheads;
-use crate::segment::{ForwardCosts, SegmentSolver};
+use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
 
 /// Multipliers that are tried for a case.
 const MULTIPLIERS_MAX: usize = 8;
@@ -79,34 +80,68 @@ impl<'a> CollectiveBounds<'a> {
 
     /// The same within these rooms of the blocks, steps without such collectives included. Bounds of `incumbent` or more are not
     /// raised further, and those that cannot exceed `known`, another bound on the same plans, are not sought.
-    pub(super) fn largest_within(&self, rooms: &[BlockRoom], [known, incumbent]: [f64; 2]) -> f64 {
-        let mut largest = self.largest();
+    pub(super) fn largest_within(&self, rooms: &[BlockRoom], sought: [f64; 2]) -> f64 {
+        self.largest_priced(rooms, sought).0
+    }
+
+    /// The same, with the case, the room and the price of a byte that have this bound, if it is that of a room.
+    pub(super) fn largest_priced(
+        &self,
+        rooms: &[BlockRoom],
+        [known, incumbent]: [f64; 2],
+    ) -> (f64, Option<PricedRoom>) {
+        let mut largest = (self.largest(), None);
         let never = (0.0, [Longer::Never; 2]);
-        let cases = self.step.iter().flat_map(|step| {
-            self.cases.iter().take(LIMITED_CASES).chain([&never]).map(move |of| (step, of))
-        });
-        for (step, (_, longer)) in cases {
-            for room in
-                rooms.iter().filter(|room| room.bytes > 0.0 && step.can_leave_out(room.last_blocks))
-            {
-                if largest >= incumbent {
+        for (_, longer) in self.cases.iter().take(LIMITED_CASES).chain([&never]) {
+            for room in rooms.iter().filter(|room| self.has_bound_within(room)) {
+                if largest.0 >= incumbent {
                     return largest;
                 }
-                let sought = [known.max(largest), incumbent];
-                let limited = within_room(step, *longer, room, sought);
-                largest = largest.max(limited.unwrap_or(0.0));
+                let mut priced = PricedRoom { longer: *longer, room: *room, price: 0.0 };
+                let bound = priced
+                    .raise([known.max(largest.0), incumbent], None, |priced| self.line(priced));
+                if bound.is_some_and(|bound| bound > largest.0) {
+                    largest = (bound.unwrap_or_default(), Some(priced));
+                }
             }
         }
         largest
     }
+
+    fn has_bound_within(&self, room: &BlockRoom) -> bool {
+        let can_leave_out = |step: &CollectiveStep<'_>| step.can_leave_out(room.last_blocks);
+        room.bytes > 0.0 && self.step.as_ref().is_some_and(can_leave_out)
+    }
+
+    /// The weights of the times of a segment in the middle of the model, where no collectives take longer than passes.
+    pub(super) fn hidden_weights(&self, spec: SegmentSpec) -> StepWeights {
+        self.step.as_ref().map_or_else(StepWeights::default, |step| step.hidden_weights(spec))
+    }
+
+    /// The bound of a case within a room at its price; `None` when a segment has no legal decisions.
+    pub(super) fn line(&self, priced: &PricedRoom) -> Option<BudgetLine> {
+        let PricedRoom { longer, room: BlockRoom { last_blocks, bytes: budget }, price } = *priced;
+        let [cost, bytes] = self.step.as_ref()?.bound_with_bytes(longer, (price, last_blocks))?;
+        let bound = cost - price * budget;
+        Some(BudgetLine { multiplier: price, bound, beyond_budget: bytes - budget })
+    }
+}
+
+/// A case within a room, at a price of its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PricedRoom {
+    longer: [Longer; 2],
+    room: BlockRoom,
+    /// In seconds.
+    pub price: f64,
 }
 
 /// The bound at a multiplier of bytes.
 #[derive(Clone, Copy, Debug)]
-struct BudgetLine {
+pub(super) struct BudgetLine {
     multiplier: f64,
     /// In seconds.
-    bound: f64,
+    pub bound: f64,
     /// The slope: bytes beyond the budget.
     beyond_budget: f64,
 }
@@ -118,51 +153,51 @@ impl BudgetLine {
     }
 }
 
-/// The largest bound of a case at the multipliers that are tried; `None` when a segment has no legal decisions. The search ends with
-/// a bound of `incumbent` or more, and where none exceeds `known`.
-fn within_room(
-    step: &CollectiveStep,
-    longer: [Longer; 2],
-    room: &BlockRoom,
-    [known, incumbent]: [f64; 2],
-) -> Option<f64> {
-    let BlockRoom { last_blocks, bytes: budget } = *room;
-    let line = |multiplier: f64| {
-        let [cost, bytes] = step.bound_with_bytes(longer, (multiplier, last_blocks))?;
-        let bound = cost - multiplier * budget;
-        Some(BudgetLine { multiplier, bound, beyond_budget: bytes - budget })
-    };
-    let mut too_many = line(0.0)?;
-    let mut largest = too_many.bound;
-    // The decisions fit.
-    if too_many.beyond_budget <= 0.0 {
-        return Some(largest);
+impl PricedRoom {
+    /// Seeks the price with the largest of the bounds that `line` gives, after 0 with `first` if there is such; returns that bound.
+    /// `None` where there is no line. The search ends with a bound of `incumbent` or more, and where none exceeds `known`.
+    pub(super) fn raise(
+        &mut self,
+        [known, incumbent]: [f64; 2],
+        first: Option<f64>,
+        mut line: impl FnMut(&PricedRoom) -> Option<BudgetLine>,
+    ) -> Option<f64> {
+        let mut tried = PricedRoom { price: 0.0, ..*self };
+        let mut too_many = line(&tried)?;
+        let mut largest = too_many.bound;
+        self.price = 0.0;
+        // The decisions fit.
+        if too_many.beyond_budget <= 0.0 {
+            return Some(largest);
+        }
+        // Where a tenth fewer bytes take a hundredth more time.
+        tried.price = first.unwrap_or(0.1 * too_many.bound / self.room.bytes);
+        let mut too_few: Option<BudgetLine> = None;
+        for _ in 0..MULTIPLIERS_MAX {
+            let next = line(&tried)?;
+            if next.bound > largest {
+                (largest, self.price) = (next.bound, tried.price);
+            }
+            if largest >= incumbent {
+                break;
+            }
+            match next.beyond_budget > 0.0 {
+                true => too_many = next,
+                false => too_few = Some(next),
+            }
+            let Some(too_few) = too_few else {
+                tried.price *= 4.0;
+                continue;
+            };
+            // The lines meet at the multiplier whose bound may be the largest.
+            tried.price = (too_few.at(0.0) - too_many.at(0.0))
+                / (too_many.beyond_budget - too_few.beyond_budget);
+            if too_many.at(tried.price) <= largest.max(known) * (1.0 + TOLERANCE) {
+                break;
+            }
+        }
+        Some(largest)
     }
-    // Where a tenth fewer bytes take a hundredth more time.
-    let mut multiplier = 0.1 * too_many.bound / budget;
-    let mut too_few: Option<BudgetLine> = None;
-    for _ in 0..MULTIPLIERS_MAX {
-        let tried = line(multiplier)?;
-        largest = largest.max(tried.bound);
-        if largest >= incumbent {
-            break;
-        }
-        match tried.beyond_budget > 0.0 {
-            true => too_many = tried,
-            false => too_few = Some(tried),
-        }
-        let Some(too_few) = too_few else {
-            multiplier *= 4.0;
-            continue;
-        };
-        // The lines meet at the multiplier whose bound may be the largest.
-        multiplier =
-            (too_few.at(0.0) - too_many.at(0.0)) / (too_many.beyond_budget - too_few.beyond_budget);
-        if too_many.at(multiplier) <= largest.max(known) * (1.0 + TOLERANCE) {
-            break;
-        }
-    }
-    Some(largest)
 }
 
 #[cfg(test)]

@@ -325,6 +325,17 @@ impl<'a> CollectiveStep<'a> {
         self.weights(self.parts[part].1, longer, buckets)
     }
 
+    /// The weights of the times of a segment in most of its places, where no collectives take longer than passes.
+    pub(super) fn hidden_weights(&self, spec: SegmentSpec) -> StepWeights {
+        let of_spec = self.parts.iter().filter(|(other, _, _)| *other == spec);
+        let place = of_spec.max_by(|a, b| a.2.total_cmp(&b.2)).map(|(_, place, _)| *place);
+        let buckets = FirstBuckets::all(self.context, [false; 2]).next();
+        match (place, buckets) {
+            (Some(place), Some(buckets)) => self.weights(place, [Longer::Never; 2], buckets),
+            _ => StepWeights::default(),
+        }
+    }
+
     /// The buckets on which the time of a part depends, where those of gathers (0) and of reductions (1) count.
     pub(super) fn buckets(
         &self,

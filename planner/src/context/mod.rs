@@ -18,7 +18,7 @@
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
 //! | `pair_bound` | bounds of passes of two microbatches that count exposed collectives |
-//! | `op_weights` | weights of their own for each op in these bounds |
+//! | `op_weights`, `op_weight_program`, `op_weight_search` | weights of their own for each op in these bounds, and the best of them |
 //! | `pair_segments` | segments with other prices of passes of two microbatches |
 //! | `pairs` | more plans with passes of two microbatches |
 //! | `min_memory` | the plan that needs the least memory |
@@ -38,6 +38,8 @@ mod lower_bound;
 mod lowering;
 mod memory_limited_bound;
 mod min_memory;
+mod op_weight_program;
+mod op_weight_search;
 mod op_weights;
 mod pair_bound;
 mod pair_segments;

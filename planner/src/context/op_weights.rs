@@ -9,11 +9,10 @@
 //!
 //! What is beside a collective depends on all decisions. Where all of them have a collective between two ops, and a GEMM or attention
 //! after it, no collective that follows has the first op beside it. A collective has the least weight of all computation that can be
-//! beside it, neighbouring segments included, and one within an op has none. The decisions are divided by where they have collectives,
+//! beside it, neighbouring segments included, and one within an op has none. Decisions can be divided by where they have collectives,
 //! so that little can be beside each.
 //!
-//! As a function of the weights, the bound is concave. For given decisions, the best weights are 1 where collectives take longer
-//! than the computation beside them, and 0 elsewhere.
+//! As a function of the weights, the bound is concave: [the best ones](super::op_weight_search) are those of linear programs.
 
 use std::ops::RangeInclusive;
 
@@ -26,13 +25,11 @@ use narrows_plan::{graph::Grouping, strategy::SegmentChoice};
 use crate::segment::SegmentSpec;
 use crate::segment::{ForwardCosts, ForwardNode, ForwardParts};
 
-/// Shares of the way to other weights that are tried.
-const SHARES: [f64; 3] = [0.25, 0.5, 1.0];
-/// Factor by which a step raises the bound at least.
-const GAIN_MIN: f64 = 1.0 + 1e-4;
+/// Weights of the computation in each slot of a part, in bounds by collectives that follow (0) and that precede it (1).
+pub(super) type PartWeights = Vec<[f64; 2]>;
 
-/// Weights of the computation in each slot of each part, in bounds by collectives that follow (0) and that precede it (1).
-pub(super) type OpWeights = Vec<Vec<[f64; 2]>>;
+/// Those of all parts.
+pub(super) type OpWeights = Vec<PartWeights>;
 
 /// The forward passes of a layout's segments.
 pub(super) struct WeightedForward {
@@ -55,29 +52,56 @@ struct Reach {
     last_of_previous: Option<usize>,
 }
 
-/// A run of computation with a GEMM or attention, and the collectives after it. Slots are of parts at a place of a sequence.
-#[derive(Default)]
-struct Run {
-    /// In seconds.
-    computation: f64,
-    has_gemm: bool,
-    slots: Vec<(usize, usize)>,
-    /// In seconds.
-    collectives: f64,
-    /// Slots of short computation between these collectives.
-    between: Vec<(usize, usize)>,
+/// Least weights of the computation of neighbouring segments that can be beside collectives of a part, where these are on this side
+/// of all GEMMs of the part (0) and where they are not (1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct NeighbourWeights {
+    /// At the end of the segment before.
+    pub end: [f64; 2],
+    /// At the begin of the next one.
+    pub begin: [f64; 2],
+}
+
+/// What can be beside the collectives in a slot, on one side.
+pub(super) struct Beside {
+    /// Slots of the same part.
+    pub slots: RangeInclusive<usize>,
+    /// Whether a GEMM of the part is between the collectives and the neighbouring segment that can be beside them too.
+    pub neighbour: Option<bool>,
 }
 
 impl WeightedForward {
-    /// The parts divided by where the decisions have collectives that are the cheapest if half of the collectives is exposed: one
-    /// part has all of these, and each other is without one that those before it have.
-    pub(super) fn new(parts: Vec<ForwardParts>, slowdown: OverlapSlowdown) -> WeightedForward {
-        let of_part = |part| divided(part, slowdown);
-        let mut parts: Vec<ForwardParts> = parts.into_iter().flat_map(of_part).collect();
+    /// The passes with these parts; those without decisions are left out.
+    pub(super) fn new(mut parts: Vec<ForwardParts>, slowdown: OverlapSlowdown) -> WeightedForward {
         parts.retain(|part| part.cheapest(&part.backward).is_some());
         parts.iter_mut().for_each(ForwardParts::leave_out_resharded_sums);
         let reach = parts.iter().map(Reach::of).collect();
         WeightedForward { parts, reach, slowdown }
+    }
+
+    /// The parts.
+    pub(super) fn parts(&self) -> &[ForwardParts] {
+        &self.parts
+    }
+
+    /// The factors by which computation and collectives slow each other.
+    pub(super) fn slowdown(&self) -> OverlapSlowdown {
+        self.slowdown
+    }
+
+    /// Divides a part by whether its decisions have collectives in a node. Those that have none become the last part; returns its index.
+    pub(super) fn divide(&mut self, index: usize, node: usize) -> usize {
+        let restricted = |communicates: bool| {
+            let mut part = self.parts[index].restricted(node, communicates);
+            part.leave_out_resharded_sums();
+            part
+        };
+        let [with, without] = [true, false].map(restricted);
+        self.reach[index] = Reach::of(&with);
+        self.reach.push(Reach::of(&without));
+        self.parts[index] = with;
+        self.parts.push(without);
+        self.parts.len() - 1
     }
 
     /// The same weight for all computation.
@@ -97,6 +121,16 @@ impl WeightedForward {
     }
 
     fn costs_of(&self, index: usize, weights: &OpWeights) -> Vec<f64> {
+        self.part_costs(index, &weights[index], &self.neighbour_weights(index, weights))
+    }
+
+    /// The costs of the choices of a part with these weights of its own and of its neighbours.
+    pub(super) fn part_costs(
+        &self,
+        index: usize,
+        weights: &[[f64; 2]],
+        neighbours: &NeighbourWeights,
+    ) -> Vec<f64> {
         let part = &self.parts[index];
         let [hidden, hidden_computation] =
             [self.slowdown.hidden_cost(), self.slowdown.hidden_computation_cost()];
@@ -111,7 +145,7 @@ impl WeightedForward {
             let (of_collectives, of_savings) = match node {
                 ForwardNode::Op(_) => (0.0, own),
                 ForwardNode::Reshards(_) => (
-                    mean(self.weight_at(index, node.slot(), weights)),
+                    mean(self.weight_at(index, node.slot(), weights, neighbours)),
                     counted(node.slot().saturating_sub(1)),
                 ),
             };
@@ -126,39 +160,83 @@ impl WeightedForward {
     }
 
     /// The weights of computation in a slot. An addition that the GEMM of a linear may compute has no smaller ones than that linear.
-    fn weight_of(&self, index: usize, slot: usize, weights: &OpWeights) -> [f64; 2] {
-        let (part, weights) = (&self.parts[index], &weights[index]);
-        let linear = part.residual_sums.iter().find(|[_, add]| *add == slot);
+    fn weight_of(&self, index: usize, slot: usize, weights: &[[f64; 2]]) -> [f64; 2] {
+        let linear = self.parts[index].residual_sums.iter().find(|[_, add]| *add == slot);
         let of_linear = linear.map_or([0.0; 2], |[linear, _]| weights[*linear]);
         [0, 1].map(|side| weights[slot][side].max(of_linear[side]))
     }
 
     /// The weights of collectives in a slot.
-    fn weight_at(&self, index: usize, slot: usize, weights: &OpWeights) -> [f64; 2] {
+    fn weight_at(
+        &self,
+        index: usize,
+        slot: usize,
+        weights: &[[f64; 2]],
+        neighbours: &NeighbourWeights,
+    ) -> [f64; 2] {
+        let beside = self.beside(index, slot);
+        [0, 1].map(|side| {
+            let Beside { slots, neighbour } = &beside[side];
+            let of_neighbour = neighbour.map_or(1.0, |gemm| neighbours.of(side)[usize::from(gemm)]);
+            weights[slots.clone()].iter().map(|both| both[side]).fold(of_neighbour, f64::min)
+        })
+    }
+
+    /// What can be beside the collectives in a slot, before (0) and after them (1).
+    pub(super) fn beside(&self, index: usize, slot: usize) -> [Beside; 2] {
         let (part, reach) = (&self.parts[index], &self.reach[index]);
-        let least = |of: usize, slots: RangeInclusive<usize>, side: usize| {
-            weights[of][slots].iter().map(|both| both[side]).fold(1.0, f64::min)
-        };
         let before = part.gemms.iter().rposition(|gemm| *gemm <= slot);
         let preceding = match before.and_then(|gemm| reach.first[gemm]) {
-            Some(first) => least(index, first..=slot, 0),
-            None => {
-                let of_previous =
-                    |other: usize| least(other, self.end_of(other, before.is_some()), 0);
-                let own = least(index, 0..=slot, 0);
-                self.previous(index).map(of_previous).fold(own, f64::min)
-            }
+            Some(first) => Beside { slots: first..=slot, neighbour: None },
+            None => Beside { slots: 0..=slot, neighbour: Some(before.is_some()) },
         };
         let after = part.gemms.iter().position(|gemm| *gemm > slot);
         let following = match after.and_then(|gemm| reach.last[gemm]) {
-            Some(last) => least(index, slot..=last, 1),
-            None => {
-                let of_next = |other: usize| least(other, self.begin_of(other, after.is_some()), 1);
-                let own = least(index, slot..=part.slots() - 1, 1);
-                self.next(index).map(of_next).fold(own, f64::min)
-            }
+            Some(last) => Beside { slots: slot..=last, neighbour: None },
+            None => Beside { slots: slot..=part.slots() - 1, neighbour: Some(after.is_some()) },
         };
         [preceding, following]
+    }
+
+    /// The least weights of neighbours of a part.
+    fn neighbour_weights(&self, index: usize, weights: &OpWeights) -> NeighbourWeights {
+        let begin = NeighbourWeights { end: [1.0; 2], begin: [1.0; 2] };
+        let before = self.previous(index).fold(begin, |least, other| {
+            let NeighbourWeights { end, .. } = self.end_weights(other, &weights[other]);
+            NeighbourWeights { end: [0, 1].map(|gemm| least.end[gemm].min(end[gemm])), ..least }
+        });
+        self.next(index).fold(before, |least, other| {
+            let NeighbourWeights { begin, .. } = self.end_weights(other, &weights[other]);
+            NeighbourWeights {
+                begin: [0, 1].map(|gemm| least.begin[gemm].min(begin[gemm])),
+                ..least
+            }
+        })
+    }
+
+    /// The least weights of a part that can be beside collectives of its neighbours.
+    pub(super) fn end_weights(&self, index: usize, weights: &[[f64; 2]]) -> NeighbourWeights {
+        let least = |side: usize| {
+            [false, true].map(|gemm| {
+                let slots = self.slots_at_end(index, side, gemm);
+                weights[slots].iter().map(|both| both[side]).fold(1.0, f64::min)
+            })
+        };
+        NeighbourWeights { end: least(0), begin: least(1) }
+    }
+
+    /// Slots that can be beside collectives of the next segment (0) or of the one before (1), with or without a GEMM of that one
+    /// between.
+    pub(super) fn slots_at_end(
+        &self,
+        index: usize,
+        side: usize,
+        gemm: bool,
+    ) -> RangeInclusive<usize> {
+        match side {
+            0 => self.end_of(index, gemm),
+            _ => self.begin_of(index, gemm),
+        }
     }
 
     /// Slots that can be beside collectives of the next segment, after a GEMM there or before all of these.
@@ -220,213 +298,40 @@ impl WeightedForward {
         let parts = parts.filter(|(_, part)| (part.spec, part.grouping) == (spec, grouping));
         parts.filter_map(of_part).filter(|cost| cost.is_finite()).reduce(f64::min)
     }
+}
 
-    /// The cheapest decisions of a part in both passes of one microbatch with these weights, and their cost in seconds.
-    fn cheapest(&self, index: usize, weights: &OpWeights) -> Option<(f64, Vec<u32>)> {
-        let part = &self.parts[index];
-        let both = part.backward.iter().zip(self.costs_of(index, weights));
-        part.cheapest(&both.map(|(backward, forward)| backward + forward).collect::<Vec<f64>>())
-    }
-
-    /// The best weights for the decisions of each part that are the cheapest with these.
-    pub(super) fn best_for_cheapest(&self, weights: &OpWeights) -> OpWeights {
-        let chosen: Vec<Option<(f64, Vec<u32>)>> =
-            (0..self.parts.len()).map(|index| self.cheapest(index, weights)).collect();
-        let mut best = self.uniform(0.0);
-        let is_chosen = |index: &usize| chosen[*index].is_some();
-        let first = |kinds| self.of_kinds(kinds).find(is_chosen);
-        let (Some(embedding), Some(head)) =
-            (first(&[SegmentKind::Embedding]), first(&[SegmentKind::Head]))
-        else {
-            return best;
-        };
-        // The cheapest last: embedding and head have the weights of its neighbours.
-        let mut blocks: Vec<usize> =
-            self.of_kinds(&[SegmentKind::Block]).filter(is_chosen).collect();
-        let cost = |index: &usize| chosen[*index].as_ref().map_or(0.0, |(cost, _)| *cost);
-        blocks.sort_by(|a, b| cost(b).total_cmp(&cost(a)));
-        for block in &blocks {
-            // The block between two others has the runs of most blocks.
-            let sequence = [embedding, *block, *block, *block, head];
-            let choices =
-                sequence.map(|index| chosen[index].as_ref().map(|(_, choice)| &choice[..]));
-            let runs = self.runs(&sequence, &choices.map(Option::unwrap_or_default));
-            for (of_run, slots) in self.weights_of_runs(&runs) {
-                for (place, slot) in slots.iter().filter(|(place, _)| ![1, 3].contains(place)) {
-                    best[sequence[*place]][*slot] = of_run;
-                }
-            }
-        }
-        if let Some(cheapest) = blocks.last() {
-            self.raise_neighbours(*cheapest, &mut best);
-        }
-        best
-    }
-
-    /// The weights with the largest bound on the way from these, with a known bound, towards those that are best for the cheapest
-    /// decisions; `None` where the first step hardly raises the bound.
-    pub(super) fn improved(
-        &self,
-        (known, weights): &(f64, OpWeights),
-        bound: impl Fn(&OpWeights) -> f64,
-    ) -> Option<(f64, OpWeights)> {
-        let best = self.without_losses(weights, self.best_for_cheapest(weights));
-        let step = |share: f64| {
-            let tried = weights_between([weights, &best], share);
-            (bound(&tried), tried)
-        };
-        // A concave bound that a short step does not raise is raised by no longer one.
-        let [short, longer @ ..] = SHARES;
-        let mut highest = step(short);
-        if highest.0 <= known * GAIN_MIN {
-            return None;
-        }
-        for share in longer {
-            let next = step(share);
-            if next.0 <= highest.0 {
-                break;
-            }
-            highest = next;
-        }
-        Some(highest)
-    }
-
-    /// The changed weights of the parts whose cheapest decisions cost no less with them, and the given weights of all others.
-    fn without_losses(&self, weights: &OpWeights, mut changed: OpWeights) -> OpWeights {
-        let cost = |index: usize, weights: &OpWeights| {
-            self.cheapest(index, weights).map_or(f64::INFINITY, |(cost, _)| cost)
-        };
-        let indices = 0..self.parts.len();
-        let losses: Vec<usize> =
-            indices.filter(|index| cost(*index, &changed) < cost(*index, weights)).collect();
-        for index in losses {
-            changed[index].clone_from(&weights[index]);
-        }
-        changed
-    }
-
-    /// Raises the weights next to a block of this part, in whichever parts these are, to its own weights there.
-    fn raise_neighbours(&self, block: usize, weights: &mut OpWeights) {
-        let least = |weights: &[[f64; 2]], side: usize| {
-            weights.iter().map(|both| both[side]).fold(1.0, f64::min)
-        };
-        let (end, begin) = (self.end_of(block, true), self.begin_of(block, true));
-        let (of_end, of_begin) = (least(&weights[block][end], 0), least(&weights[block][begin], 1));
-        for other in self.previous(block) {
-            let raised = weights[other][self.end_of(other, true)].iter_mut();
-            raised.for_each(|both| both[0] = both[0].max(of_end));
-        }
-        for other in self.next(block) {
-            let raised = weights[other][self.begin_of(other, true)].iter_mut();
-            raised.for_each(|both| both[1] = both[1].max(of_begin));
-        }
-    }
-
-    /// The weights of each run, and the larger ones of neighbouring runs for what is between them, with their slots.
-    fn weights_of_runs<'a>(
-        &self,
-        runs: &'a [Run],
-    ) -> impl Iterator<Item = ([f64; 2], &'a [(usize, usize)])> {
-        let [hidden, hidden_computation] =
-            [self.slowdown.hidden_cost(), self.slowdown.hidden_computation_cost()];
-        let weight = move |collectives: f64, run: &Run| {
-            let is_longer =
-                collectives * (1.0 - hidden) > run.computation * (1.0 - hidden_computation);
-            if is_longer { 1.0_f64 } else { 0.0 }
-        };
-        let of_run = move |at: usize| {
-            let run = runs.get(at)?;
-            let before = at.checked_sub(1).map_or(0.0, |before| runs[before].collectives);
-            Some([run.collectives, before].map(|collectives| weight(collectives, run)))
-        };
-        runs.iter().enumerate().flat_map(move |(at, run)| {
-            let of_both: [[f64; 2]; 2] =
-                [of_run(at), of_run(at + 1)].map(Option::unwrap_or_default);
-            let larger = [0, 1].map(|side| of_both[0][side].max(of_both[1][side]));
-            [(of_both[0], &run.slots[..]), (larger, &run.between[..])]
-        })
-    }
-
-    /// The runs of a sequence of parts under these choices.
-    fn runs(&self, sequence: &[usize], choices: &[&[u32]]) -> Vec<Run> {
-        let mut runs: Vec<Run> = vec![];
-        let mut run = Run::default();
-        for (place, (index, choice)) in sequence.iter().zip(choices).enumerate() {
-            let part = &self.parts[*index];
-            let mut times = vec![[0.0; 2]; part.slots()];
-            for (number, (node, choice)) in part.nodes.iter().zip(*choice).enumerate() {
-                let [computation, collectives] = &mut times[node.slot()];
-                *computation += part.computation[number][*choice as usize];
-                *collectives += part.collectives[number][*choice as usize];
-            }
-            for (slot, [computation, collectives]) in times.into_iter().enumerate() {
-                run.computation += computation;
-                run.has_gemm |= part.gemms.contains(&slot);
-                if collectives == 0.0 {
-                    run.slots.push((place, slot));
-                    continue;
-                }
-                run.collectives += collectives;
-                run.between.push((place, slot));
-                match runs.last_mut() {
-                    Some(before) if !run.has_gemm => {
-                        before.collectives += run.collectives;
-                        before.between.append(&mut run.slots);
-                        before.between.append(&mut run.between);
-                    }
-                    _ => runs.push(std::mem::take(&mut run)),
-                }
-                run = Run::default();
-            }
-        }
-        runs.push(run);
-        runs
+impl NeighbourWeights {
+    /// Those before collectives (0) or after them (1).
+    pub(super) fn of(&self, side: usize) -> [f64; 2] {
+        [self.end, self.begin][side]
     }
 }
 
 impl Reach {
     fn of(part: &ForwardParts) -> Reach {
         let end = part.slots() - 1;
-        let first_before =
-            |end: usize| (0..=end).rev().find(|first| part.always_communicates(*first..=end));
-        let last_after =
-            |begin: usize| (begin..=end).find(|last| part.always_communicates(begin..=*last));
-        Reach {
-            first: part.gemms.iter().map(|gemm| first_before(gemm - 1)).collect(),
-            first_of_next: first_before(end),
-            last: part.gemms.iter().map(|gemm| last_after(gemm + 1)).collect(),
-            last_of_previous: last_after(0),
-        }
+        let communicating = part.communicating_slots(|_| true);
+        // Slots are in order, so that no later one reaches further back, and no earlier one further ahead.
+        let mut from = None;
+        let mut first_before = |end: usize| {
+            let candidates = communicating.iter().rev().copied();
+            let mut candidates = candidates.filter(|slot| *slot <= end && from < Some(*slot));
+            from = candidates.find(|slot| part.always_communicates(*slot..=end)).or(from);
+            from
+        };
+        let first = part.gemms.iter().map(|gemm| first_before(gemm - 1)).collect();
+        let first_of_next = first_before(end);
+        let mut to = None;
+        let mut last_after = |begin: usize| {
+            let is_nearer = |slot: usize| to.is_none_or(|to| slot < to);
+            let mut candidates =
+                communicating.iter().copied().filter(|slot| *slot >= begin && is_nearer(*slot));
+            to = candidates.find(|slot| part.always_communicates(begin..=*slot)).or(to);
+            to
+        };
+        let mut last: Vec<Option<usize>> =
+            part.gemms.iter().rev().map(|gemm| last_after(gemm + 1)).collect();
+        last.reverse();
+        Reach { first, first_of_next, last, last_of_previous: last_after(0) }
     }
-}
-
-/// The parts of a block's decisions; others are not divided.
-fn divided(part: ForwardParts, slowdown: OverlapSlowdown) -> Vec<ForwardParts> {
-    let exposed = (1.0 + slowdown.hidden_cost()) / 2.0;
-    let forward = part.computation.iter().flatten().zip(part.collectives.iter().flatten());
-    let forward = forward.map(|(computation, collective)| computation + exposed * collective);
-    let both = part.backward.iter().zip(forward);
-    let costs: Vec<f64> = both.map(|(backward, forward)| backward + forward).collect();
-    let Some((_, choice)) = part.cheapest(&costs) else { return vec![part] };
-    let communicates = |node: &usize| part.collectives[*node][choice[*node] as usize] > 0.0;
-    let (mut parts, mut rest) = (vec![], part.clone());
-    if part.spec.kind == SegmentKind::Block {
-        for node in (0..part.nodes.len()).filter(communicates) {
-            parts.push(rest.restricted(node, false));
-            rest = rest.restricted(node, true);
-        }
-    }
-    parts.push(rest);
-    parts
-}
-
-/// Weights between others: those at the begin and a share of the way to those at the end.
-fn weights_between([begin, end]: [&OpWeights; 2], share: f64) -> OpWeights {
-    let of_slot = |(begin, end): (&[f64; 2], &[f64; 2])| {
-        [0, 1].map(|side| begin[side] + share * (end[side] - begin[side]))
-    };
-    let of_part = |(begin, end): (&Vec<[f64; 2]>, &Vec<[f64; 2]>)| {
-        begin.iter().zip(end).map(of_slot).collect()
-    };
-    begin.iter().zip(end).map(of_part).collect()
 }

@@ -3,24 +3,25 @@
 //! The bound of a division counts each collective as if computation hid it. Other weights of computation and
 //! collectives give other bounds of the same plans. The largest is sought on a grid, one weight after the other: as the least of sums
 //! that are linear in each weight, the bound is concave in it. These are weights of whole passes. From the largest bound on the grid,
-//! [weights of their own](super::op_weights) for each op of forward passes are improved: a step goes towards those that are
-//! best for the cheapest decisions, as far as that raises the bound. With the best of these, [means of
-//! cases](super::collective_mean) of the collectives over the data axis are bounds too.
+//! [weights of their own](super::op_weights) for each op of forward passes are [sought](super::op_weight_search), with each price of
+//! memory. With the best of these, [means of cases](super::collective_mean) of the collectives over the data axis are bounds too.
 
+use narrows_cost_model::StepWeights;
 use narrows_plan::Context;
+use narrows_plan::graph::SegmentKind;
 
 use super::bounds::LayoutBound;
 use super::collective_bound::CollectiveBounds;
-use super::op_weights::{OpWeights, WeightedForward};
+use super::op_weight_program::StepCosts;
+use super::op_weight_search::OpWeightSearch;
+use super::op_weights::WeightedForward;
 use super::pair_segments::STEPS;
 use super::solver::ContextSolver;
-use crate::pipeline::EmbeddingAndHead;
-use crate::segment::SegmentSolver;
+use crate::pipeline::{EmbeddingAndHead, in_flight_in_chunk};
+use crate::segment::{ForwardParts, SegmentSolver};
 
-/// Steps of a search for weights of their own for each op.
-const OP_WEIGHT_STEPS_MAX: usize = 4;
-/// Weight of all ops where a second search begins, if the first one begins with none.
-const OTHER_START: f64 = 0.5;
+/// Times of blocks are raised by this multiple of what the incumbent has more than the bound with one weight.
+const SLACK: f64 = 1.5;
 /// Share of the incumbent from which on a bound is raised by weights of their own for each op.
 const OP_WEIGHTS_FROM: f64 = 0.8;
 
@@ -69,9 +70,8 @@ impl ContextSolver<'_> {
         bound.raised_to(largest)
     }
 
-    /// The largest of bounds with weights of their own for each op of forward passes, or a known one if that is larger, in seconds. Two
-    /// searches begin with one weight for all, since a step from one of these may raise no bound. Means of cases have the
-    /// best weights.
+    /// The largest of bounds with weights of their own for each op of forward passes, or a known one if that is larger, in seconds. The
+    /// search begins with one weight for all.
     fn bound_with_op_weights(
         &self,
         context: &Context,
@@ -84,35 +84,55 @@ impl ContextSolver<'_> {
         }
         let specs = layout.specs(segments.shape_count());
         let Some(parts) = segments.forward_parts(&specs, context) else { return known };
-        let forward = WeightedForward::new(parts, slowdown);
+        let mut search = OpWeightSearch::new(WeightedForward::new(parts, slowdown), weight);
         let relaxed = self.relaxed_layout(context, layout);
-        let bound = |weights: &OpWeights| {
-            let costs = Some(forward.costs(weights));
-            let bounds =
-                CollectiveBounds::with_overheads(segments, context, &relaxed.overheads, costs);
-            let largest = bounds.largest();
-            let sought = [known.max(largest), incumbent];
-            largest.max(self.within_memory(&bounds, context, &relaxed, sought))
+        let rooms = self.block_rooms(context, &relaxed.embedding_and_head);
+        let bounds = |costs| {
+            CollectiveBounds::with_overheads(segments, context, &relaxed.overheads, Some(costs))
         };
-        let (mut largest, mut weights) = (known, forward.uniform(weight));
-        let other = if weight == 0.0 { OTHER_START } else { 0.0 };
-        for (start, of_start) in [(weight, known), (other, 0.0)] {
-            let mut highest = (of_start, forward.uniform(start));
-            for _ in 0..OP_WEIGHT_STEPS_MAX {
-                if highest.0.max(largest) >= incumbent || self.out_of_time() {
-                    break;
+        let of_one_weight = bounds(search.costs());
+        let (bound, priced) = of_one_weight.largest_priced(&rooms, [0.0, incumbent]);
+        let slack = SLACK * (incumbent - bound) / segments.layer_shapes().len() as f64;
+        let in_flight = in_flight_in_chunk(context, 0, 0);
+        let mut raised_at = |price: f64| {
+            let step_costs = |part: &ForwardParts| {
+                let weights = of_one_weight.hidden_weights(part.spec);
+                let besides = StepWeights { forward: 0.0, ..weights };
+                let price = if part.spec.kind == SegmentKind::Block { price } else { 0.0 };
+                let segment = (part.spec, part.grouping);
+                let besides = segments.choice_costs(segment, context, &besides, (price, in_flight));
+                StepCosts { besides, passes: weights.forward }
+            };
+            search.raise(step_costs, slack);
+            search.costs()
+        };
+        let mut largest = (known, None);
+        match priced {
+            None => {
+                let costs = raised_at(0.0);
+                let bound = bounds(costs.clone()).largest_within(&rooms, [known, incumbent]);
+                if bound > largest.0 {
+                    largest = (bound, Some(costs));
                 }
-                let Some(next) = forward.improved(&highest, bound) else { break };
-                highest = next;
             }
-            if highest.0 > largest {
-                (largest, weights) = highest;
+            Some(mut room) => {
+                room.raise([known, incumbent], Some(room.price), |room| {
+                    if self.out_of_time() {
+                        return None;
+                    }
+                    let costs = raised_at(room.price);
+                    let line = bounds(costs.clone()).line(room)?;
+                    if line.bound > largest.0 {
+                        largest = (line.bound, Some(costs));
+                    }
+                    Some(line)
+                });
             }
         }
-        if largest >= incumbent || self.out_of_time() {
+        let (largest, costs) = largest;
+        if largest >= incumbent || self.out_of_time() || costs.is_none() {
             return largest;
         }
-        let costs = Some(forward.costs(&weights));
         largest.max(self.mean_of_collectives(segments, context, (&relaxed, costs), incumbent))
     }
 
@@ -158,6 +178,7 @@ mod tests {
     use narrows_plan::strategy::{Baseline, Rules};
 
     use crate::context::bound_checks::{HasBound, for_each_plan};
+    use crate::context::op_weights::OpWeights;
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
@@ -211,8 +232,8 @@ mod tests {
         2.0 * (blocks + of_segment(*embedding_spec, embedding) + of_segment(*head_spec, head))
     }
 
-    /// Whatever weights the ops have, no forward pass takes less than the weighted sum of its kernels. With the weights that are best
-    /// for the cheapest decisions, some take hardly more.
+    /// Whatever weights the ops have, and however the decisions are divided, no forward pass takes less than the weighted sum of its
+    /// kernels. With the weights that the search finds, some take hardly more.
     #[test]
     fn no_forward_pass_is_faster_than_with_weights_of_its_ops() {
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -248,12 +269,17 @@ mod tests {
                     let layout = EmbeddingAndHead::fastest(&segments, &context, layout);
                     let specs = layout.expect("a layout").specs(segments.shape_count());
                     let parts = segments.forward_parts(&specs, &context).expect("narrow segments");
-                    let forward = WeightedForward::new(parts, slowdown);
+                    let mut forward = WeightedForward::new(parts, slowdown);
+                    // Divided by some collectives, the bounds of the decisions with and without these are tighter.
+                    for _ in 0..next(6) {
+                        let index = next(forward.parts().len() as u64) as usize;
+                        let nodes = forward.parts()[index].nodes.len() as u64;
+                        forward.divide(index, next(nodes) as usize);
+                    }
                     let chunk = &plan.program.program().stages[0].chunks[0];
                     let (end, _) = pass(chunk.instructions(Phase::Forward), Phase::Forward, prices);
                     let mut all: Vec<OpWeights> =
                         (0..=2).map(|weight| forward.uniform(f64::from(weight) / 2.0)).collect();
-                    all.extend(all.clone().iter().map(|from| forward.best_for_cheapest(from)));
                     for _ in 0..24 {
                         let (changes, mut weights) = (1 + next(8), forward.uniform(0.0));
                         let mut last = [1.0; 2];
@@ -265,16 +291,24 @@ mod tests {
                         }
                         all.push(weights);
                     }
-                    let sums = all
-                        .iter()
-                        .map(|weights| weighted_forward(&forward, weights, &plan, &specs));
-                    let sums: Vec<f64> = sums.collect();
-                    for sum in &sums {
-                        assert!(*sum <= end * (1.0 + 1e-9), "{name}, {context:?}: {sum}, {end}");
-                    }
-                    let largest = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
-                    tightest = tightest.min(end / largest(&sums[3..]));
-                    gain = gain.max(largest(&sums[3..]) / largest(&sums[..3]));
+                    let sum = |forward: &WeightedForward, weights: &OpWeights| {
+                        let sum = weighted_forward(forward, weights, &plan, &specs);
+                        assert!(sum <= end * (1.0 + 1e-9), "{name}, {context:?}: {sum}, {end}");
+                        sum
+                    };
+                    let sums: Vec<f64> = all.iter().map(|weights| sum(&forward, weights)).collect();
+                    let step_costs = |part: &ForwardParts| StepCosts {
+                        besides: part.backward.to_vec(),
+                        passes: 1.0,
+                    };
+                    let mut search = OpWeightSearch::new(forward, 0.5);
+                    search.raise(step_costs, 0.1 * end);
+                    let (forward, weights) = search.into_weights();
+                    let raised = sum(&forward, &weights);
+                    let largest = |sums: &[f64]| sums.iter().copied().fold(raised, f64::max);
+                    tightest = tightest.min(end / largest(&sums));
+                    let of_one_weight = sums[..3].iter().copied().fold(0.0, f64::max);
+                    gain = gain.max(raised / of_one_weight);
                     checked += 1;
                 }
             }

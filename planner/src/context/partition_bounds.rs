@@ -71,7 +71,7 @@ impl ContextSolver<'_> {
         layout: &RelaxedLayout,
         sought: [f64; 2],
     ) -> f64 {
-        if self.request.memory_limit == MemoryLimit::None || self.out_of_time() {
+        if self.out_of_time() {
             return 0.0;
         }
         let rooms = self.block_rooms(context, &layout.embedding_and_head);
@@ -167,10 +167,7 @@ impl ContextSolver<'_> {
         else {
             return 0.0;
         };
-        let rooms = match self.request.memory_limit {
-            MemoryLimit::None => vec![],
-            _ => self.block_rooms(context, embedding_and_head),
-        };
+        let rooms = self.block_rooms(context, embedding_and_head);
         let mut mean = CollectiveMean::new(segments, context, &step, rooms);
         mean.bound(incumbent, &|| self.out_of_time())
     }

@@ -134,6 +134,24 @@ impl SegmentSolver<'_> {
         groupings.iter().filter_map(of_grouping).min_by(|a, b| a.cost.total_cmp(&b.cost))
     }
 
+    /// Weighted costs of all choices of a segment with a grouping, with `multiplier` seconds for each byte with these microbatches in
+    /// flight. Those of all nodes follow one after the other.
+    pub(crate) fn choice_costs(
+        &self,
+        (spec, grouping): (SegmentSpec, Grouping),
+        context: &Context,
+        weights: &StepWeights,
+        (multiplier, in_flight): (f64, InFlight),
+    ) -> Vec<f64> {
+        let prepared = self.prepare(spec, grouping, context);
+        let step_phases = self.step_phases(&prepared, (spec, grouping), context);
+        let mut costs = prepared.priced.weighted_times(&step_phases, weights).concat();
+        let bytes = prepared.priced.bytes(&step_phases, in_flight);
+        let of_choices = costs.iter_mut().zip(bytes.iter().flatten());
+        of_choices.for_each(|(cost, bytes)| *cost += multiplier * bytes.as_f64());
+        costs
+    }
+
     /// The times of these decisions of a segment, with other costs of forward passes where there are such; `None` where the segment
     /// is too wide for elimination.
     pub(crate) fn part_times(

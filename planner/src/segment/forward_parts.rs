@@ -138,6 +138,25 @@ impl ForwardParts {
         }
     }
 
+    /// Whether it is decided by a division of the decisions if a node has collectives.
+    pub(crate) fn is_decided(&self, node: usize) -> bool {
+        self.communicates.iter().any(|(of, _)| *of == node)
+    }
+
+    /// The slots in which some decisions have collectives in one of these nodes, in order.
+    pub(crate) fn communicating_slots(&self, counts: impl Fn(&ForwardNode) -> bool) -> Vec<usize> {
+        let may_communicate = |number: usize| {
+            !self.communicates.contains(&(number, false))
+                && self.collectives[number].iter().any(|time| *time > 0.0)
+        };
+        let nodes = self.nodes.iter().enumerate();
+        let nodes = nodes.filter(|(number, node)| counts(node) && may_communicate(*number));
+        let mut slots: Vec<usize> = nodes.map(|(_, node)| node.slot()).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+
     /// Number of slots.
     pub(crate) fn slots(&self) -> usize {
         2 * self.prepared.priced.space.segment.ops.len() + 1

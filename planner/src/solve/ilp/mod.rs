@@ -18,8 +18,9 @@ use narrows_plan::Seconds;
 use super::outcome::{SolveClock, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus};
 use program::TableProgram;
 
+pub(super) use library::TIME_SCALE;
 pub(super) use library::{IlpAnswer, IlpRequest, IlpTermination, bytes_unit, solve_program};
-pub(super) use library::{LinearProgram, LinearRow, TIME_SCALE, solve_relaxation};
+pub(crate) use library::{LinearProgram, LinearRow, solve_relaxation};
 
 /// Bound and assignment of a table that are known before its integer program.
 #[derive(Clone, Debug)]

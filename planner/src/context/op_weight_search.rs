@@ -1,0 +1,232 @@
+//! The search for weights of ops with a large bound.
+//!
+//! The bound of a segment is that of its cheapest part, so the weights of each part are raised on their own: those of the cheapest one
+//! first, until all parts reach a target. The decisions that are the cheapest with the weights of a [linear
+//! program](super::op_weight_program) are added to it (cutting planes; Kelley, 1960). Where no weights raise the cheapest part, it is
+//! divided by a collective that some of its decisions have, or that is not certain.
+//!
+//! Collectives at the end of a segment can be beside its neighbours, whose weights depend on their own decisions. First, all blocks
+//! have neighbours like themselves. The weights at the ends of the cheapest block are then those that all segments give to their
+//! neighbours, and count on.
+
+use std::collections::HashMap;
+
+use narrows_plan::graph::{Grouping, SegmentKind};
+
+use super::op_weight_program::{
+    Neighbours, PartProgram, ProgramSolution, StepCosts, sides_with_neighbours,
+};
+use super::op_weights::{NeighbourWeights, OpWeights, PartWeights, WeightedForward};
+use crate::segment::{ForwardCosts, ForwardNode, ForwardParts, SegmentSpec};
+
+/// Linear programs that are solved for a part.
+const PROGRAMS_MAX: usize = 40;
+/// Parts of a segment at most.
+const PARTS_MAX: usize = 40;
+/// Relative difference of the bound of a program to a cost with which no weights are sought that give more.
+const TOLERANCE: f64 = 1e-4;
+/// Share of the way to the weights of a program: between those that are the best of the known ones and these, decisions are cheap with
+/// both.
+const STEP: f64 = 0.5;
+
+/// Weights of the ops of a context with one layout.
+pub(super) struct OpWeightSearch {
+    forward: WeightedForward,
+    weights: OpWeights,
+}
+
+/// A part of a segment.
+struct PartState {
+    index: usize,
+    /// The cost of its cheapest decisions with the current weights, in seconds.
+    cost: f64,
+    /// Where no weights give much more: decisions that are the cheapest with the best ones.
+    tight: Option<Vec<Vec<u32>>>,
+}
+
+impl OpWeightSearch {
+    /// A search from the same weight of all ops.
+    pub(super) fn new(forward: WeightedForward, weight: f64) -> OpWeightSearch {
+        let weights = forward.uniform(weight);
+        OpWeightSearch { forward, weights }
+    }
+
+    /// The costs of all decisions with the current weights.
+    pub(super) fn costs(&self) -> ForwardCosts {
+        self.forward.costs(&self.weights)
+    }
+
+    /// The passes as they are divided, and the weights.
+    #[cfg(test)]
+    pub(super) fn into_weights(self) -> (WeightedForward, OpWeights) {
+        (self.forward, self.weights)
+    }
+
+    /// Raises the least cost of each segment, given these costs of a part in a step. Blocks need no more than `slack` seconds more than
+    /// now.
+    pub(super) fn raise(&mut self, step_costs: impl Fn(&ForwardParts) -> StepCosts, slack: f64) {
+        let mut costs = HashMap::new();
+        for part in self.forward.parts() {
+            costs.entry((part.spec, part.grouping)).or_insert_with(|| step_costs(part));
+        }
+        let mut specs: Vec<SegmentSpec> =
+            self.forward.parts().iter().map(|part| part.spec).collect();
+        specs.dedup();
+        let is_block = |spec: &SegmentSpec| spec.kind == SegmentKind::Block;
+        let mut cheapest: Option<(f64, NeighbourWeights)> = None;
+        for spec in specs.iter().copied().filter(is_block) {
+            let states = self.raise_segment(spec, &costs, Neighbours::Same, slack);
+            let least = states.iter().min_by(|a, b| a.cost.total_cmp(&b.cost));
+            if let Some(PartState { index, cost, .. }) = least
+                && cheapest.is_none_or(|(other, _)| *cost < other)
+            {
+                cheapest = Some((*cost, self.forward.end_weights(*index, &self.weights[*index])));
+            }
+        }
+        let Some((_, neighbours)) = cheapest else { return };
+        self.raise_ends(neighbours);
+        for spec in specs {
+            let slack = if is_block(&spec) { slack } else { f64::INFINITY };
+            self.raise_segment(spec, &costs, Neighbours::Given(neighbours), slack);
+        }
+    }
+
+    /// Raises the weights at the ends of all parts to those that their neighbours count on.
+    fn raise_ends(&mut self, neighbours: NeighbourWeights) {
+        for (index, part) in self.forward.parts().iter().enumerate() {
+            for side in sides_with_neighbours(part) {
+                for gemm in [false, true] {
+                    let slots = self.forward.slots_at_end(index, side, gemm);
+                    let least = neighbours.of(side)[usize::from(gemm)];
+                    for weights in &mut self.weights[index][slots] {
+                        weights[side] = weights[side].max(least);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Raises the costs of the cheapest parts of a segment by up to `slack` seconds.
+    fn raise_segment(
+        &mut self,
+        spec: SegmentSpec,
+        costs: &HashMap<PartKey, StepCosts>,
+        neighbours: Neighbours,
+        slack: f64,
+    ) -> Vec<PartState> {
+        let of_segment = (0..self.forward.parts().len())
+            .filter(|index| self.forward.parts()[*index].spec == spec);
+        let mut states: Vec<PartState> = of_segment
+            .filter_map(|index| self.state(index, &costs[&self.key(index)], neighbours))
+            .collect();
+        let least = states.iter().map(|state| state.cost).fold(f64::INFINITY, f64::min);
+        let target = least + slack;
+        loop {
+            let cost = |at: &usize| states[*at].cost;
+            let cheapest = (0..states.len()).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+            let Some(at) = cheapest.filter(|at| states[*at].cost < target) else { break };
+            let index = states[at].index;
+            let step_costs = &costs[&self.key(index)];
+            let Some(tight) = &states[at].tight else {
+                states[at] = self.raise_part(index, step_costs, neighbours, target);
+                continue;
+            };
+            let node = self.uncertain_collective(index, tight);
+            let Some(node) = node.filter(|_| states.len() < PARTS_MAX) else { break };
+            let without = self.forward.divide(index, node);
+            self.weights.push(self.weights[index].clone());
+            states.swap_remove(at);
+            let both = [index, without];
+            states.extend(
+                both.into_iter().filter_map(|index| self.state(index, step_costs, neighbours)),
+            );
+        }
+        states
+    }
+
+    fn key(&self, index: usize) -> PartKey {
+        let part = &self.forward.parts()[index];
+        (part.spec, part.grouping)
+    }
+
+    /// A part with its current weights; `None` without legal decisions.
+    fn state(&self, index: usize, costs: &StepCosts, neighbours: Neighbours) -> Option<PartState> {
+        let program = PartProgram::new(&self.forward, index, costs, neighbours);
+        let (cost, _) = program.cheapest(&self.weights[index])?;
+        Some(PartState { index, cost, tight: None })
+    }
+
+    /// Raises the cost of a part's cheapest decisions up to a target, as far as weights do.
+    fn raise_part(
+        &mut self,
+        index: usize,
+        costs: &StepCosts,
+        neighbours: Neighbours,
+        target: f64,
+    ) -> PartState {
+        let mut program = PartProgram::new(&self.forward, index, costs, neighbours);
+        let mut tried: PartWeights = self.weights[index].clone();
+        let mut best = (f64::NEG_INFINITY, tried.clone());
+        let mut tight = None;
+        for _ in 0..PROGRAMS_MAX {
+            let Some((cost, choice)) = program.cheapest(&tried) else { break };
+            if cost > best.0 {
+                best = (cost, tried);
+            }
+            if best.0 >= target {
+                break;
+            }
+            // Decisions that are the cheapest halfway may be known; those with the weights of the program are new.
+            let is_known = program.knows(&choice);
+            if !is_known {
+                program.add(choice);
+            }
+            let Some(solution) = program.solve(best.0) else { break };
+            let ProgramSolution { weights, value, tight: of_solution } = solution;
+            tight = Some(of_solution);
+            if value <= best.0 * (1.0 + TOLERANCE) {
+                break;
+            }
+            let share = if is_known { 1.0 } else { STEP };
+            tried = weights_between(&best.1, &weights, share);
+        }
+        let (cost, weights) = best;
+        self.weights[index] = weights;
+        // Without the library no weights are found.
+        let tight = tight.or_else(|| Some(vec![])).filter(|_| cost < target);
+        PartState { index, cost, tight }
+    }
+
+    /// The node with the longest collective by which a part can be divided: one that some of these decisions have and others have not,
+    /// or else one that they have and other decisions of the part may not.
+    fn uncertain_collective(&self, index: usize, tight: &[Vec<u32>]) -> Option<usize> {
+        let part = &self.forward.parts()[index];
+        let [mut disputed, mut undecided] = [(0.0, None); 2];
+        for (number, node) in part.nodes.iter().enumerate() {
+            let times = tight.iter().map(|of| part.collectives[number][of[number] as usize]);
+            let (least, most) =
+                times.fold((f64::INFINITY, 0.0_f64), |(a, b), time| (a.min(time), b.max(time)));
+            if matches!(node, ForwardNode::Op(_)) || part.is_decided(number) {
+                continue;
+            }
+            if least == 0.0 && most > disputed.0 {
+                disputed = (most, Some(number));
+            }
+            if most > undecided.0 {
+                undecided = (most, Some(number));
+            }
+        }
+        disputed.1.or(undecided.1)
+    }
+}
+
+/// Parts with equal costs besides forward passes.
+type PartKey = (SegmentSpec, Grouping);
+
+/// Weights at a share of the way between others.
+fn weights_between(begin: &[[f64; 2]], end: &[[f64; 2]], share: f64) -> PartWeights {
+    let of_slot = |(begin, end): (&[f64; 2], &[f64; 2])| {
+        [0, 1].map(|side| begin[side] + share * (end[side] - begin[side]))
+    };
+    begin.iter().zip(end).map(of_slot).collect()
+}
