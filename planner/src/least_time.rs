@@ -26,7 +26,7 @@ use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::feasible_plan::FeasiblePlan;
 use crate::objective::Objective;
-use crate::proof::ProofState;
+use crate::proof::{OPTIMAL_GAP, ProofState};
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::Request;
 use crate::restricted::{feasible_plan_restricted, improve_restricted};
@@ -36,8 +36,6 @@ use crate::segment::SegmentSolver;
 
 /// Contexts that are solved in parallel.
 const CHUNK: usize = 4;
-/// The gap below which no better bounds and plans are sought.
-const SMALL_GAP: f64 = 0.01;
 /// Contexts whose bounds are raised by branching.
 const BRANCHED_MAX: usize = 24;
 
@@ -106,8 +104,7 @@ pub(crate) fn search_least_time(
     }
     best = best.map(|best| branch_least_bounds(&mut solved, best, objective, &solvers, deadline));
     let bound = least_bound(&solved);
-    let has_small_gap = |best: &FeasiblePlan| bound >= objective.value(best) * (1.0 - SMALL_GAP);
-    is_out_of_time |= deadline.is_over() && !best.as_ref().is_some_and(has_small_gap);
+    is_out_of_time |= deadline.is_over();
     if let Some(best) = &best {
         record_best(best, &mut reports);
     }
@@ -125,7 +122,7 @@ fn least_bound(solved: &[(BoundedContext, f64)]) -> f64 {
     solved.iter().map(|(_, bound)| *bound).fold(f64::INFINITY, f64::min)
 }
 
-/// Raises the bounds of solved contexts to within [`SMALL_GAP`] of the best plan, the least first; those after one that stays less only
+/// Raises the bounds of solved contexts to within [`OPTIMAL_GAP`] of the best plan, the least first; those after one that stays less only
 /// need to be no less than it. Returns the best plan, which may be a better one.
 fn branch_least_bounds(
     solved: &mut [(BoundedContext, f64)],
@@ -138,7 +135,7 @@ fn branch_least_bounds(
     solved.sort_by(|(_, a), (_, b)| a.total_cmp(b));
     for (bounded, bound) in solved.iter_mut().take(BRANCHED_MAX) {
         let incumbent = objective.value(&best);
-        let target = incumbent * (1.0 - SMALL_GAP);
+        let target = incumbent * (1.0 - OPTIMAL_GAP);
         enough = enough.min(target);
         if *bound >= enough || deadline.is_over() {
             break;

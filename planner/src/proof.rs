@@ -11,6 +11,8 @@ use crate::request::Request;
 
 /// Values with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-9;
+/// The relative gap up to which a plan counts as optimal, and below which no better bounds and plans are sought.
+pub(crate) const OPTIMAL_GAP: f64 = 0.01;
 
 /// Bounds and limits at the end of a search.
 #[derive(Clone, Copy, Debug)]
@@ -87,9 +89,9 @@ impl ProofState {
             return (SearchStatus::GapLimit, simple_bound().min(value));
         }
         let bound = self.bound.min(value);
-        let is_closed = value - bound <= ROUNDING * value;
+        let has_small_gap = value - bound <= OPTIMAL_GAP * value;
         let status = match self.is_out_of_time {
-            _ if is_closed && !self.has_unproven => SearchStatus::Optimal,
+            _ if has_small_gap && !self.has_unproven => SearchStatus::Optimal,
             true => SearchStatus::TimeLimit,
             false => SearchStatus::GapLimit,
         };
@@ -124,6 +126,16 @@ mod tests {
         assert_eq!(conclude(2.0, false, Some(1.9)), (SearchStatus::GapLimit, 0.5));
         assert_eq!(conclude(1.9, false, Some(2.0)), (SearchStatus::GapLimit, 1.9));
         assert_eq!(conclude(1.9, true, Some(2.0)), (SearchStatus::TimeLimit, 1.9));
+    }
+
+    #[test]
+    fn a_plan_within_one_percent_of_the_bound_is_optimal() {
+        for is_out_of_time in [false, true] {
+            assert_eq!(conclude(1.985, is_out_of_time, Some(2.0)).0, SearchStatus::Optimal);
+            assert_ne!(conclude(1.975, is_out_of_time, Some(2.0)).0, SearchStatus::Optimal);
+        }
+        let unproven = ProofState { bound: 1.985, is_out_of_time: false, has_unproven: true };
+        assert_eq!(unproven.conclude(Some(2.0), true, || 0.5).0, SearchStatus::GapLimit);
     }
 
     #[test]

@@ -46,12 +46,19 @@ pub struct SearchReport {
     pub contexts: Vec<ContextReport>,
 }
 
+impl SearchReport {
+    /// Whether the plan is proven the best of the space.
+    pub fn is_proven_best(&self) -> bool {
+        self.status == SearchStatus::Optimal && self.gap == 0.0
+    }
+}
+
 /// The reason why a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchStatus {
-    /// The plan is proven the best of the space.
+    /// No plan of the space is better by more than 1 %.
     Optimal,
-    /// The bound and the plan's value of the objective differ; or no plan was found although one may exist.
+    /// The bound and the plan's value of the objective differ by more; or no plan was found although one may exist.
     GapLimit,
     /// The time limit passed first, or the search was stopped.
     TimeLimit,

@@ -172,7 +172,7 @@ mod tests {
                     assert_eq!(report.status, SearchStatus::TimeLimit, "{case}");
                     empty += 1;
                 }
-                Some(best) if report.status == SearchStatus::Optimal => {
+                Some(best) if report.is_proven_best() => {
                     assert!(best.time.0 <= time * (1.0 + 1e-9), "{case}");
                 }
                 Some(_) => {}

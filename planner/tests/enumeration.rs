@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use narrows_cost_model::profile;
 use narrows_plan::{Context, model};
-use narrows_planner::{Request, SearchStatus, contexts, search};
+use narrows_planner::{Request, contexts, search};
 
 fn request(blocks: u64, hardware: &str, devices: u64, global_batch: u64) -> Request {
     request_of_length(512, blocks, hardware, devices, global_batch)
@@ -69,7 +69,7 @@ fn check_request(free: &Request) {
     assert!(searched.len() > 20, "only {} contexts", searched.len());
     let case = format!("{} devices of {}: {time}, {fastest}", free.devices, free.profile.name());
     assert!(fastest >= time * (1.0 - 1e-9), "{case}: a context was pruned or searched less well");
-    if result.report.status == SearchStatus::Optimal {
+    if result.report.is_proven_best() {
         assert!(fastest <= time * (1.0 + 1e-9), "{case}: the optimum has no context");
     }
 }

@@ -4,7 +4,7 @@ use narrows_cost_model::profile;
 use narrows_plan::model::{self, Model, presets};
 use narrows_plan::strategy::{Recompute, Rules, WeightRule};
 use narrows_plan::{Bytes, PipelineSchedule};
-use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, search};
+use narrows_planner::{AssignmentMethod, MemoryLimit, Request, search};
 
 fn request(model: Model, micro_batch: u64, global_batch: u64, length: u64) -> Request {
     Request {
@@ -47,7 +47,7 @@ fn no_restricted_search_refutes_a_bound() {
                 checked += 1;
                 let bound = result.report.bound.0 * (1.0 - 1e-9);
                 assert!(restricted.time.0 >= bound, "{percent} %: {rules:?} beats the bound");
-                if result.report.status == SearchStatus::Optimal {
+                if result.report.is_proven_best() {
                     let time = result.best.as_ref().map_or(0.0, |best| best.time.0);
                     assert!(restricted.time.0 >= time * (1.0 - 1e-9), "{percent} %: {rules:?}");
                 }

@@ -41,7 +41,7 @@ pub struct SearchSummary {
 /// Number of plans of several searches that are proven the best, and largest gaps of the others, in words; `None` where all
 /// are proven.
 pub fn gap_phrase(searches: &[&SearchSummary]) -> Option<String> {
-    let is_proven = |search: &SearchSummary| search.status == SearchStatus::Optimal;
+    let is_proven = |search: &SearchSummary| search.is_proven_best();
     let proven = searches.iter().filter(|search| is_proven(search)).count();
     let best = match searches.iter().all(|search| search.objective == Objective::StepTime) {
         true => "the fastest",
@@ -120,6 +120,11 @@ impl SearchSummary {
         self.status.name()
     }
 
+    /// Whether the plan is proven the best of the space.
+    fn is_proven_best(&self) -> bool {
+        self.status == SearchStatus::Optimal && self.gap == Some(0.0)
+    }
+
     /// Relative distance of the plan to the bound; `None` without a plan.
     pub fn gap(&self) -> Option<f64> {
         self.gap
@@ -140,11 +145,13 @@ impl SearchSummary {
         let ended = if self.is_interrupted { "interrupted" } else { "out of time" };
         let none_better = |gap: f64| none_better(self.objective, gap);
         match (self.status, self.gap) {
-            (SearchStatus::Optimal, _) => format!("proven {best} of the search space"),
+            _ if self.is_proven_best() => format!("proven {best} of the search space"),
             (SearchStatus::Infeasible, _) => "no plan exists".into(),
-            (SearchStatus::GapLimit, Some(gap)) => none_better(gap),
+            (SearchStatus::Optimal | SearchStatus::GapLimit, Some(gap)) => none_better(gap),
             (SearchStatus::TimeLimit, Some(gap)) => format!("{ended}; {}", none_better(gap)),
-            (SearchStatus::GapLimit, None) => "no plan that fits was found".into(),
+            (SearchStatus::Optimal | SearchStatus::GapLimit, None) => {
+                "no plan that fits was found".into()
+            }
             (SearchStatus::TimeLimit, None) => format!("{ended}; no plan was found"),
         }
     }

@@ -449,15 +449,21 @@ fn tables_of_many_fields_keep_their_numbers_whole() {
     assert!(rows.iter().all(|row| row.contains(',')), "tokens per second are whole: {text}");
 }
 
-/// A plan that is not proven the fastest counts as one with a gap.
+/// A plan that is within 1 % of the bound, but not proven the fastest, counts as one with a gap.
 #[test]
 fn unproven_points_are_counted_with_their_gap() {
     let sweep = "whatif --model llama-7b --hardware h100-sxm --devices 2 --sweep memory_limit=";
     let answer = json(&format!("{sweep}64GiB,80GiB"));
     let searches = answer["points"].as_array().expect("points").iter().map(|p| &p["search"]);
-    let statuses: Vec<_> = searches.clone().map(|search| search["status"].clone()).collect();
-    assert_eq!(statuses, ["gap_limit", "optimal"]);
-    let gap = searches.map(|search| search["gap"].as_f64().expect("a gap")).fold(0.0, f64::max);
+    let gaps: Vec<f64> = searches
+        .map(|search| {
+            assert_eq!(search["status"], "optimal");
+            search["gap"].as_f64().expect("a gap")
+        })
+        .collect();
+    // Plans within 1 % of the bound count as optimal.
+    assert!(gaps[0] > 0.0 && gaps[0] < 0.01 && gaps[1] == 0.0, "{gaps:?}");
+    let gap = gaps[0];
     let text = stdout(&format!("{sweep}64GiB,80GiB")).replace("\n  ", " ");
     let phrase = "1 of 2 plans is proven the fastest; at the other points, no plan takes more than";
     let rounded_up = (1e3 * gap).ceil() / 10.0;
