@@ -14,14 +14,15 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::text::plural;
 
 use super::token_documents::{
-    DocumentSpan, TokenDocuments, TokenFormat, integers_at, open, unreadable,
+    TokenDocuments, TokenFormat, TokenSpan, integers_at, open, unreadable,
 };
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -74,67 +75,145 @@ pub fn open_megatron(path: &Path, progress: ProgressBar) -> CommandResult<TokenD
         return Err(failure(message));
     }
     let pointers = HEADER_BYTES + 4 * sequences;
-    let documents = integers_at(&index, pointers + 8 * sequences)?.take(boundaries as usize);
+    let documents = pointers + 8 * sequences;
+    let boundary = |number: u64| -> CommandResult<u64> {
+        let boundary = integers_at(&index, documents + 8 * number)?.next();
+        boundary.unwrap_or(Ok(0)).map_err(|error| unreadable(&index, &error))
+    };
+    let (first, last) = (boundary(0)?, boundary(boundaries - 1)?);
+    if first != 0 {
+        let message =
+            format!("is {}, and the first document begins with sequence 0", first.cast_signed());
+        return Err(defect(&index, "document_indices", 0, message));
+    }
+    if last != sequences {
+        let message = format!(
+            "is {}, where the last document ends, and there are {}",
+            last.cast_signed(),
+            plural(sequences, "sequence")
+        );
+        return Err(defect(&index, "document_indices", boundaries - 1, message));
+    }
     let spans = Spans {
-        lengths: lengths(&index)?,
-        pointers: Box::new(integers_at(&index, pointers)?),
-        documents: Box::new(documents),
-        sequence: None,
+        lengths: lengths(&index, sequences)?,
+        pointers: Box::new(integers_at(&index, pointers)?.take(sequences as usize)),
+        ends: Box::new(integers_at(&index, documents + 8)?.take((boundaries - 1) as usize)),
+        documents: 0,
+        sequences,
+        sequence: 0,
+        end: None,
+        index: index.clone(),
     };
     TokenDocuments::open(&tokens, format, &index, Box::new(spans), progress)
 }
 
-/// The places of documents, each of consecutive sequences.
+/// The places of sequences, each at its own pointer.
 struct Spans {
     lengths: Box<dyn Iterator<Item = io::Result<i32>>>,
     pointers: Box<dyn Iterator<Item = io::Result<u64>>>,
-    documents: Box<dyn Iterator<Item = io::Result<u64>>>,
-    /// First sequence of the next document; `None` before the first boundary.
-    sequence: Option<u64>,
+    /// The sequences at which documents end.
+    ends: Box<dyn Iterator<Item = io::Result<u64>>>,
+    /// Documents whose ends were read.
+    documents: u64,
+    /// Number of sequences.
+    sequences: u64,
+    /// The next sequence.
+    sequence: u64,
+    /// End of the document of the next sequence; `None` between documents.
+    end: Option<u64>,
+    index: PathBuf,
 }
 
 impl Spans {
-    fn next_span(&mut self) -> io::Result<Option<DocumentSpan>> {
-        let first = match self.sequence {
-            Some(first) => first,
-            None => self.documents.next().transpose()?.unwrap_or(0),
+    fn next_span(&mut self) -> CommandResult<Option<TokenSpan>> {
+        let end = match self.end {
+            Some(end) => end,
+            None => match self.next_end()? {
+                Some(end) => end,
+                None => return Ok(None),
+            },
         };
-        let Some(end) = self.documents.next().transpose()? else { return Ok(None) };
-        self.sequence = Some(end);
-        let (mut start, mut tokens) = (None, 0u64);
-        for _ in first..end {
-            let (length, pointer) = (self.lengths.next(), self.pointers.next());
-            let missing = || io::Error::other("a document has more sequences than there are");
-            let length = length.unwrap_or_else(|| Err(missing()))?;
-            let pointer = pointer.unwrap_or_else(|| Err(missing()))?;
-            let first_byte = pointer.cast_signed();
-            if length < 0 || first_byte < 0 {
-                let message =
-                    format!("a sequence has the length {length} and begins at byte {first_byte}");
-                return Err(io::Error::other(message));
-            }
-            start.get_or_insert(pointer);
-            tokens = tokens.saturating_add(length.unsigned_abs().into());
+        if self.sequence == end {
+            return Ok(Some(TokenSpan { start: 0, tokens: 0, ends_document: true }));
         }
-        Ok(Some(DocumentSpan { start: start.unwrap_or(0), tokens }))
+        let number = self.sequence;
+        self.sequence += 1;
+        let ends_document = self.sequence == end;
+        self.end = (!ends_document).then_some(end);
+        let unreadable = |error: io::Error| unreadable(&self.index, &error);
+        let length = self.lengths.next().unwrap_or_else(ended).map_err(unreadable)?;
+        let pointer = self.pointers.next().unwrap_or_else(ended).map_err(unreadable)?;
+        let negative = |field, value: i64| {
+            defect(
+                &self.index,
+                field,
+                number,
+                format!("is {value}, and no sequence has a negative one"),
+            )
+        };
+        let tokens =
+            u64::try_from(length).map_err(|_| negative("sequence_lengths", length.into()))?;
+        if pointer.cast_signed() < 0 {
+            return Err(negative("sequence_pointers", pointer.cast_signed()));
+        }
+        Ok(Some(TokenSpan { start: pointer, tokens, ends_document }))
+    }
+
+    /// The end of the next document, which may be empty.
+    fn next_end(&mut self) -> CommandResult<Option<u64>> {
+        let end = self.ends.next().transpose().map_err(|error| unreadable(&self.index, &error))?;
+        let Some(end) = end else { return Ok(None) };
+        self.documents += 1;
+        if end > self.sequences {
+            let message = format!(
+                "is {}, and there are {}",
+                end.cast_signed(),
+                plural(self.sequences, "sequence")
+            );
+            return Err(defect(&self.index, "document_indices", self.documents, message));
+        }
+        if end < self.sequence {
+            let message = format!(
+                "is {end}, and the document that ends there begins with sequence {}",
+                self.sequence
+            );
+            return Err(defect(&self.index, "document_indices", self.documents, message));
+        }
+        Ok(Some(end))
     }
 }
 
 impl Iterator for Spans {
-    type Item = io::Result<DocumentSpan>;
+    type Item = CommandResult<TokenSpan>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_span().transpose()
     }
 }
 
+/// A table of the index that ends early, as when the file is cut meanwhile.
+fn ended<T>() -> io::Result<T> {
+    Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// A value of the index that cannot be right, under the name that Megatron-LM has for its field.
+fn defect(index: &Path, field: &str, number: u64, message: String) -> Failure {
+    let problem = Problem::new(index.display().to_string(), message);
+    let problem = problem.field(format!("{field}[{number}]"));
+    Failure::input(problem.hint("an index as preprocess_data.py of Megatron-LM writes it"))
+}
+
 /// The lengths of sequences.
-fn lengths(index: &Path) -> CommandResult<Box<dyn Iterator<Item = io::Result<i32>>>> {
+fn lengths(
+    index: &Path,
+    sequences: u64,
+) -> CommandResult<Box<dyn Iterator<Item = io::Result<i32>>>> {
     let mut file = open(index)?;
     file.seek(SeekFrom::Start(HEADER_BYTES)).map_err(|error| unreadable(index, &error))?;
     let mut reader = BufReader::new(file);
-    Ok(Box::new(std::iter::from_fn(move || {
+    let lengths = std::iter::from_fn(move || {
         let mut bytes = [0; 4];
         Some(reader.read_exact(&mut bytes).map(|()| i32::from_le_bytes(bytes)))
-    })))
+    });
+    Ok(Box::new(lengths.take(sequences as usize)))
 }

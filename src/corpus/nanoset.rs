@@ -9,7 +9,7 @@ use indicatif::ProgressBar;
 use crate::errors::{CommandResult, Failure, Problem};
 
 use super::token_documents::{
-    DocumentSpan, TokenDocuments, TokenFormat, integers_at, open, unreadable,
+    TokenDocuments, TokenFormat, TokenSpan, integers_at, open, unreadable,
 };
 
 /// Opens the file `NAME.ds`.
@@ -37,15 +37,20 @@ pub fn open_nanoset(path: &Path, progress: ProgressBar) -> CommandResult<TokenDo
     };
     let width = if format == TokenFormat::U16 { 2 } else { 4 };
     let bytes = open(&index)?.metadata().map_err(|error| unreadable(&index, &error))?.len();
-    let mut previous = 0;
-    let spans = integers_at(&index, 0)?.take((bytes / 8) as usize).map(move |end| {
-        let end: u64 = end?;
-        let span = DocumentSpan {
-            start: width * previous,
-            tokens: end.checked_sub(previous).unwrap_or(u64::MAX),
+    let ends = integers_at(&index, 0)?.take((bytes / 8) as usize);
+    let (mut begin, mut number) = (0u64, 0u64);
+    let name = index.clone();
+    let spans = ends.map(move |end| {
+        let end = end.map_err(|error| unreadable(&name, &error))?;
+        number += 1;
+        let Some((tokens, start)) = end.checked_sub(begin).zip(begin.checked_mul(width)) else {
+            let message =
+                format!("document {number} ends at token {end}, before it begins at {begin}");
+            let problem = Problem::new(name.display().to_string(), message);
+            return Err(Failure::input(problem.hint("an index as datatrove writes it")));
         };
-        previous = end;
-        Ok(span)
+        begin = end;
+        Ok(TokenSpan { start, tokens, ends_document: true })
     });
     TokenDocuments::open(path, format, &index, Box::new(spans), progress)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use indicatif::ProgressBar;
 
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::text::plural;
 
 /// Tokens that are read at once.
 const CHUNK_TOKENS: u64 = 64 << 10;
@@ -52,13 +53,15 @@ impl TokenFormat {
     }
 }
 
-/// The part of a token file that a document is.
+/// The part of a token file that a document is, or of which it has several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DocumentSpan {
+pub struct TokenSpan {
     /// First byte.
     pub start: u64,
     /// Number of tokens.
     pub tokens: u64,
+    /// Whether it is the last one of its document.
+    pub ends_document: bool,
 }
 
 /// Reads the documents of a token file. Their places come from an index, which is read as a stream.
@@ -67,13 +70,13 @@ pub struct TokenDocuments {
     format: TokenFormat,
     file: File,
     file_bytes: u64,
-    spans: Box<dyn Iterator<Item = io::Result<DocumentSpan>>>,
+    spans: Box<dyn Iterator<Item = CommandResult<TokenSpan>>>,
     index: PathBuf,
     progress: ProgressBar,
 }
 
 impl TokenDocuments {
-    /// The documents of the token file `path` at `spans`, which the file `index` has.
+    /// The documents of the token file `path` at `spans`, which the file `index` has and whose errors name it.
     ///
     /// # Errors
     /// A file that cannot be opened.
@@ -81,7 +84,7 @@ impl TokenDocuments {
         path: &Path,
         format: TokenFormat,
         index: &Path,
-        spans: Box<dyn Iterator<Item = io::Result<DocumentSpan>>>,
+        spans: Box<dyn Iterator<Item = CommandResult<TokenSpan>>>,
         progress: ProgressBar,
     ) -> CommandResult<TokenDocuments> {
         let file = open(path)?;
@@ -100,16 +103,32 @@ impl TokenDocuments {
         vocabulary: u32,
         mut push: impl FnMut(&[u32]) -> CommandResult<()>,
     ) -> CommandResult<bool> {
-        let Some(span) = self.spans.next() else { return Ok(false) };
-        let DocumentSpan { start, tokens } =
-            span.map_err(|error| unreadable(&self.index, &error))?;
+        let mut is_begun = false;
+        while let Some(span) = self.spans.next() {
+            let span = span?;
+            self.read_span(span, vocabulary, &mut push)?;
+            if span.ends_document {
+                return Ok(true);
+            }
+            is_begun = true;
+        }
+        Ok(is_begun)
+    }
+
+    fn read_span(
+        &mut self,
+        TokenSpan { start, tokens, .. }: TokenSpan,
+        vocabulary: u32,
+        push: &mut impl FnMut(&[u32]) -> CommandResult<()>,
+    ) -> CommandResult<()> {
         let width = self.format.bytes() as u64;
         let end = tokens.checked_mul(width).and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| end > self.file_bytes) {
             let message = format!(
-                "has a document of {tokens} tokens from byte {start} on, and {} has {} bytes",
+                "has {} from byte {start} on, and {} has {}",
+                plural(tokens, "token"),
                 self.path.display(),
-                self.file_bytes
+                plural(self.file_bytes, "byte")
             );
             let problem = Problem::new(self.index.display().to_string(), message);
             return Err(Failure::input(problem.hint("the index of this token file")));
@@ -130,11 +149,9 @@ impl TokenDocuments {
             self.progress.inc(bytes.len() as u64);
             left -= count;
         }
-        Ok(true)
+        Ok(())
     }
-}
 
-impl TokenDocuments {
     fn unknown_id(&self, id: u32, byte: u64, vocabulary: u32) -> Failure {
         let message = format!(
             "id {id} is not below {vocabulary}, the vocabulary size of the tokenizer, where {} says that an id takes {}",

@@ -14,10 +14,11 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 
+use super::token_documents::{write_megatron, write_nanoset};
 use super::{failure, json as answer_of, narrows, stdout};
 
 /// A tokenizer of words separated by blanks, with an end-of-text token.
-fn tokenizer() -> String {
+pub fn tokenizer() -> String {
     let added = |id: u32, content: &str| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false, "special": true})
@@ -54,12 +55,12 @@ fn folder() -> tempfile::TempDir {
 }
 
 /// Replaces `@` in arguments by a folder.
-fn within(folder: &Path, arguments: &str) -> String {
+pub fn within(folder: &Path, arguments: &str) -> String {
     arguments.replace('@', &format!("{}/", folder.display()))
 }
 
 /// The tokens of a file with the usual header.
-fn tokens(path: &Path) -> Vec<u16> {
+pub fn tokens(path: &Path) -> Vec<u16> {
     let bytes = fs::read(path).unwrap();
     bytes[256..].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
 }
@@ -310,35 +311,6 @@ fn write_parquet(path: &Path, texts: &[Option<&str>], compression: ParquetCompre
     writer.close().unwrap();
 }
 
-/// An indexed dataset of Megatron-LM with u16 tokens and one sequence per document, whose first document has two.
-fn write_megatron(path: &Path) {
-    let tokens: [u16; 5] = [1, 2, 3, 2, 1];
-    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-    fs::write(path.with_extension("bin"), bytes).unwrap();
-    let mut index = b"MMIDIDX\0\0".to_vec();
-    index.extend(1u64.to_le_bytes());
-    index.push(8);
-    index.extend([3u64, 3].iter().flat_map(|count| count.to_le_bytes()));
-    index.extend([1i32, 2, 2].iter().flat_map(|length| length.to_le_bytes()));
-    index.extend([0i64, 2, 6].iter().flat_map(|start| start.to_le_bytes()));
-    index.extend([0i64, 2, 3].iter().flat_map(|document| document.to_le_bytes()));
-    fs::write(path.with_extension("idx"), index).unwrap();
-}
-
-/// A nanoset with u16 tokens.
-fn write_nanoset(path: &Path, documents: &[&[u16]]) {
-    let bytes: Vec<u8> = documents.concat().iter().flat_map(|token| token.to_le_bytes()).collect();
-    fs::write(path, bytes).unwrap();
-    let beside = |ending: &str| format!("{}{ending}", path.display());
-    let mut end = 0u64;
-    let ends = documents.iter().flat_map(|document| {
-        end += document.len() as u64;
-        end.to_le_bytes()
-    });
-    fs::write(beside(".index"), ends.collect::<Vec<u8>>()).unwrap();
-    fs::write(beside(".metadata"), "some/tokenizer|2\n4\n0.0K tokens").unwrap();
-}
-
 /// A folder with a corpus in every format.
 fn corpora() -> tempfile::TempDir {
     let folder = folder();
@@ -372,7 +344,7 @@ fn corpora() -> tempfile::TempDir {
     ] {
         write_parquet(&at(name), &[Some("call me"), Some(""), Some("ishmael")], compression);
     }
-    write_megatron(&at("m"));
+    write_megatron(&at("m"), &[1, 2, 2], &[0, 2, 6], &[0, 2, 3]);
     write_nanoset(&at("n.ds"), &[&[3], &[1, 2, 2]]);
     folder
 }
@@ -484,14 +456,6 @@ fn damaged_corpora_are_located() {
     let mut tokens = fs::read(at("m.bin")).unwrap();
     tokens[4] = 9;
     fs::write(at("large.bin"), tokens).unwrap();
-    for (name, place, negative) in
-        [("length", 34, &(-1i32).to_le_bytes()[..]), ("start", 46, &(-4i64).to_le_bytes())]
-    {
-        let mut index = index.clone();
-        index[place..place + negative.len()].copy_from_slice(negative);
-        fs::write(at(name).with_extension("idx"), index).unwrap();
-        fs::copy(at("m.bin"), at(name).with_extension("bin")).unwrap();
-    }
     for (inputs, part) in [
         ("@lines.txt", "lines.txt: has JSON lines, and would be read as text"),
         ("@lines.txt", "--input-format jsonl"),
@@ -509,15 +473,7 @@ fn damaged_corpora_are_located() {
         ("@n.ds.metadata", "n.ds, which is read with it"),
         ("@cut.parquet", "cut.parquet: is not a Parquet file"),
         ("@a.parquet --text-field id", "a.parquet: row 1: column `id` has no texts"),
-        ("@short.idx", "short.idx: has a document of 3 tokens from byte 0 on, and "),
-        (
-            "@length.idx",
-            "length.idx: cannot be read: a sequence has the length -1 and begins at byte 0",
-        ),
-        (
-            "@start.idx",
-            "start.idx: cannot be read: a sequence has the length 1 and begins at byte -4",
-        ),
+        ("@short.idx", "short.idx: has 2 tokens from byte 2 on, and "),
         ("@x.idx", "x.idx: has 93 bytes, which 3 sequences and 3 document boundaries do not take"),
         ("@n.ds.index --input-format nanoset", "n.ds.index.metadata: cannot be read"),
         ("- --input-format parquet", "is a stream, and this format needs a file"),

@@ -40,6 +40,7 @@ mod shell;
 mod signals;
 mod tensorboard;
 mod text;
+mod token_documents;
 mod trace;
 mod training_run;
 mod ui;
