@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::{fs, io};
 
-use narrows_plan::model::Model;
+use narrows_plan::model::{self, Model};
 use narrows_runtime::AtomicFolder;
 use narrows_runtime::checkpoint::{self, CONFIG_FILE, MODEL_FILE};
 use narrows_runtime::interchange::{WeightFormat, WeightsError, import_weights, write_weights};
@@ -14,11 +14,20 @@ use narrows_runtime::session::ModelTensors;
 use crate::checkpoint_folder::last_complete;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::input;
-use crate::output::{require_folder_name, write_atomically, write_failure};
+use crate::output::{self, require_folder_name, write_atomically, write_failure};
 use crate::signals::stop_in_order_during;
 
 /// Name of the configuration in the folder of a Nanotron checkpoint.
 pub const NANOTRON_CONFIG_FILE: &str = "model_config.json";
+
+/// Origin of a model that weights are read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelOrigin {
+    /// The flag `--model` of a command that uses the weights as they are, or the file beside them.
+    Argument,
+    /// A run that begins with the weights of `--init-from`, and trains them further.
+    Run,
+}
 
 /// Weights of a model on disk.
 #[derive(Debug)]
@@ -103,13 +112,56 @@ impl WeightFiles {
     /// Reads the weights.
     ///
     /// # Errors
-    /// Files that cannot be read or do not fit the model.
+    /// Files that cannot be read or do not fit the model, and a model of another function than the file beside the weights has.
     pub fn read(&self, model: &Model) -> CommandResult<ModelTensors> {
         match self {
             WeightFiles::Checkpoint(folder) => {
                 checkpoint::load_weights(folder, model).map_err(Failure::checkpoint)
             }
-            WeightFiles::Other(path) => import(path, model),
+            WeightFiles::Other(path) => {
+                self.require_same_function(model, ModelOrigin::Argument)?;
+                import(path, model)
+            }
+        }
+    }
+
+    /// Compares the model with that of the file beside the weights, where there is one: rejects another function, and warns of
+    /// one that weights may be adapted to on purpose, and of a file that cannot be read.
+    ///
+    /// # Errors
+    /// Every value with which equal weights compute another function.
+    pub fn require_same_function(&self, model: &Model, origin: ModelOrigin) -> CommandResult<()> {
+        let Some(file) = self.model_file() else { return Ok(()) };
+        let (name, text) = input::text(file.as_os_str())?;
+        let (prefix, owner, consequence) = match origin {
+            ModelOrigin::Run => ("--init-from ", "of this run", "the run adapts the weights to it"),
+            ModelOrigin::Argument => ("", "of --model", "the weights were not trained with it"),
+        };
+        let stored = match model::read(&name, &text) {
+            Ok(stored) => stored,
+            Err(defects) => {
+                let defect = &defects.0[0];
+                output::warn(&format!(
+                    "{prefix}{name}: cannot be compared with the model {owner}: {defect}"
+                ));
+                return Ok(());
+            }
+        };
+        let mut problems = vec![];
+        for difference in model.function_differences(&stored) {
+            let ([own, stored], field) = (&difference.values, &difference.field);
+            let message = format!("is {stored}, and {own} in the model {} {owner}", model.name);
+            if difference.is_adaptation {
+                output::warn(&format!("{prefix}{name}: {field}: {message}: {consequence}"));
+                continue;
+            }
+            let message = format!("{message}: the weights would compute another function");
+            let hint = format!("--model {name}, the model of these weights");
+            problems.push(Problem::new(&name, message).field(field).hint(hint));
+        }
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(Failure { status: ExitStatus::BadInput, problems }),
         }
     }
 

@@ -273,6 +273,28 @@ fn weights_of_another_function_are_refused_or_warned_of() {
         assert!(message.contains(&expected), "{message}");
     }
     assert_eq!(warnings(&start("kept", "/name", json!("renamed"))), "");
+    // Commands that use weights as they are refuse such a model too.
+    let (cola, exported) = (at("cola"), at("exported"));
+    for command in [
+        format!("export-weights {cola} --to cola --output {exported}"),
+        format!("factor {cola} --rank 4 --output {exported}"),
+        format!("generate {cola} --prompt a --tokens 1"),
+    ] {
+        start("cola", "/norm_epsilon", json!(1e-3));
+        let command = format!("{command} --model {}", at("other.json"));
+        let error = failure(&command, 2);
+        let problem = "norm_epsilon: is 1e-6, and 0.001 in the model cola-tiny of --model";
+        assert!(error.contains(&format!("error: {cola}/config.json: {problem}")), "{error}");
+        assert!(error.contains("the weights would compute another function"), "{error}");
+        assert!(error.contains(&format!("hint: --model {cola}/config.json")), "{error}");
+        assert!(!fs::exists(&exported).unwrap());
+    }
+    start("cola", "/rope_theta", json!(500_000.0));
+    let model = format!("--model {}", at("other.json"));
+    let message = warnings(&format!("generate {cola} --prompt a --tokens 1 {model}"));
+    let difference = "rope_theta: is 10000.0, and 500000.0 in the model cola-tiny of --model";
+    let expected = format!("config.json: {difference}: the weights were not trained with it\n");
+    assert!(message.contains(&expected), "{message}");
     fs::write(at("cola/config.json"), "{").unwrap();
     let unread = warnings(&start("cola", "/name", json!("renamed")));
     assert!(unread.contains("config.json: cannot be compared with the model of this"), "{unread}");
