@@ -203,7 +203,10 @@ fn profiles_of_busy_and_other_machines_cause_warnings() {
     assert!(warnings(1.0, Some("an abacus, 1 thread"), &run).contains(other));
     assert!(!warnings(1.0, None, &plan).contains(other), "plans may be for any machine");
     warnings(0.4, None, &plan);
-    assert!(json(&plan)["prediction"]["warning"].as_str().unwrap().contains(busy));
+    let answer = json(&plan);
+    let warning = answer["prediction"]["warning"].as_str().unwrap();
+    let consequence = "; its predictions may be wrong by more than their intervals say";
+    assert!(warning.contains(busy) && warning.ends_with(consequence), "{warning}");
 }
 
 /// Measured profiles share a name, so a plan identifies its profile by fingerprint.

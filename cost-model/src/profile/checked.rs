@@ -122,7 +122,10 @@ impl Profile {
     pub fn warning(&self) -> Option<String> {
         let repeatability = self.file.measured.as_ref()?.repeatability?;
         let warning = repeatability.warning()?;
-        Some(format!("`{}` {warning}; its predictions are as unreliable", self.name()))
+        Some(format!(
+            "`{}` {warning}; its predictions may be wrong by more than their intervals say",
+            self.name()
+        ))
     }
 
     /// Path and provenance of every group of numbers, in file order.
