@@ -1,8 +1,11 @@
 """Tests of the package `narrows`, with the standard library alone: `python -m unittest discover python/tests`."""
 
+import copy
+import csv
 import importlib.metadata
 import json
 import os
+import pickle
 import signal
 import tempfile
 import threading
@@ -132,7 +135,7 @@ class Requests(unittest.TestCase):
 
     def test_values_of_other_types_are_type_errors(self) -> None:
         for command, expected in (
-            (lambda: narrows.cost(None), "cost.*plan must be a path, .* not None"),
+            (lambda: narrows.cost(5), "cost.*plan must be a path, .* not 5"),
             (lambda: narrows.check(5), "check.*plan must be a path, .* not 5"),
             (lambda: narrows.compare("a.json", 3), r"compare.*plans\[1\] must be a path, .* not 3"),
             (lambda: narrows.explain(3), "explain.*plan must be a path, .* not 3"),
@@ -144,6 +147,71 @@ class Requests(unittest.TestCase):
         ):
             with self.assertRaisesRegex(TypeError, expected):
                 command()
+
+    def test_errors_can_be_pickled_and_copied(self) -> None:
+        with self.assertRaises(narrows.InvalidInput) as raised:
+            narrows.plan("cola-7")
+        error = raised.exception
+        for same in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error), copy.copy(error)):
+            self.assertIs(type(same), narrows.InvalidInput)
+            self.assertEqual((str(same), same.exit_code), (str(error), 2))
+
+    def test_rows_are_written_to_the_file_of_the_caller(self) -> None:
+        request = {"devices": 1, "sequence_length": 128}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.csv"
+            swept = narrows.whatif("cola-tiny", sweep={"rank": [16, 32]}, csv=path, **request)
+            with path.open(newline="") as file:
+                ranks = [row["rank"] for row in csv.DictReader(file)]
+            self.assertEqual((ranks, [row["rank"] for row in swept.rows]), (["16", "32"], [16, 32]))
+            studied = narrows.sensitivity("cola-tiny", csv=str(path), **request)
+            with path.open(newline="") as file:
+                self.assertEqual(len(list(csv.DictReader(file))), len(studied.rows))
+            with self.assertRaisesRegex(narrows.InvalidInput, "cannot be written"):
+                narrows.sensitivity("cola-tiny", csv=Path(folder) / "none" / "rows.csv", **request)
+            with self.assertRaisesRegex(TypeError, "csv must be a file"):
+                narrows.whatif("cola-tiny", sweep={"rank": [16]}, csv=folder, **request)
+
+    def test_a_list_of_fields_has_no_rows(self) -> None:
+        listed = narrows.whatif("cola-tiny", list=True)
+        self.assertEqual((listed.rows, listed.plans()), ([], []))
+        self.assertIn("rank", [field["name"] for field in listed.raw["fields"]])
+
+    def test_a_model_without_a_plan_is_planned_and_explained(self) -> None:
+        fastest = narrows.plan("cola-tiny", **REQUEST).prediction.step_time_s
+        self.assertEqual(narrows.cost(model="cola-tiny", **REQUEST).prediction.step_time_s, fastest)
+        explained = narrows.explain(model="cola-tiny", **REQUEST)
+        self.assertEqual(explained.chosen.prediction.step_time_s, fastest)
+        with self.assertRaisesRegex(narrows.InvalidInput, "--model"):
+            narrows.cost()
+
+    def test_steps_of_frameworks_are_priced(self) -> None:
+        request = {"hardware": "a100-80gb-8", "devices": 16, "global_batch": 32, "tensor": 2}
+        priced = narrows.cost(model="llama-1b", framework="nanotron", **request)
+        self.assertIsInstance(priced, narrows.FrameworkCost)
+        self.assertEqual((priced.framework, priced.step["mesh"]["data"]), ("nanotron", 8))
+        low, high = priced.step_time_interval_s
+        self.assertTrue(low < priced.step_time_s < high)
+        self.assertEqual(priced.row()["tensor"], 2)
+        self.assertEqual(priced.raw["prediction"]["mfu"], priced.mfu)
+
+    def test_warnings_name_the_line_of_the_caller(self) -> None:
+        # CoLA's classes ignore the field, which causes a warning.
+        model = {
+            "model_type": "cola", "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4,
+            "intermediate_size": 172, "num_hidden_layers": 2, "lr_act_type": "linear",
+        }
+        request = {"devices": 1, "sequence_length": 128}
+        for command in (
+            lambda: narrows.plan(model, **request),
+            lambda: narrows.cost(model=model, **request),
+            lambda: narrows.whatif(model, sweep={"global_batch": [1]}, **request),
+            lambda: narrows.sensitivity(model, **request),
+        ):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                command()
+            self.assertEqual([warning.filename for warning in caught], [__file__])
 
     def test_warnings_are_warnings(self) -> None:
         with self.assertWarnsRegex(narrows.NarrowsWarning, "has no effect on this plan"):

@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from . import _narrows
 from ._arguments import Arguments, Flag, Model, PlanInput
@@ -18,6 +18,7 @@ from ._results import (
     CompareResult,
     ExplainResult,
     ExportResult,
+    FrameworkCost,
     Json,
     Plan,
     Row,
@@ -34,14 +35,34 @@ def plan(model: Model, **flags: Flag) -> Plan:
     return Plan.of(_json("plan", [], {"model": model, **flags}))
 
 
-def cost(plan: PlanInput, **flags: Flag) -> Plan:
-    """Predicted step time and memory of a plan, with flags that replace its sizes."""
-    return Plan.of(_json("cost", [plan], flags))
+@overload
+def cost(plan: PlanInput, *, model: Model | None = None, **flags: Flag) -> Plan: ...
 
 
-def explain(plan: PlanInput, **flags: Flag) -> ExplainResult:
-    """Why the fastest plan for the model, hardware and batch of a plan is the fastest, and how others compare."""
-    return ExplainResult.of(_json("explain", [plan], flags))
+@overload
+def cost(plan: None = None, *, model: Model, **flags: Flag) -> Plan | FrameworkCost: ...
+
+
+def cost(
+    plan: PlanInput | None = None, *, model: Model | None = None, **flags: Flag
+) -> Plan | FrameworkCost:
+    """Predicted step time and memory of a plan, with flags that replace its sizes.
+
+    Without a plan, those of the fastest plan for a `model`; with `framework="megatron"` or another one, the step time of
+    a full-rank model as that framework trains it, a `FrameworkCost`.
+    """
+    raw = _json("cost", _given(plan), {**_model_flag(model), **flags})
+    return FrameworkCost.of(raw) if "framework" in raw else Plan.of(raw)
+
+
+def explain(
+    plan: PlanInput | None = None, *, model: Model | None = None, **flags: Flag
+) -> ExplainResult:
+    """Why the fastest plan for the model, hardware and batch of a plan is the fastest, and how others compare.
+
+    Without a plan, those of a request: a `model`, and flags as `plan` takes them.
+    """
+    return ExplainResult.of(_json("explain", _given(plan), {**_model_flag(model), **flags}))
 
 
 def check(plan: PlanInput, **flags: Flag) -> CheckResult:
@@ -68,7 +89,10 @@ def whatif(
     sweep: Mapping[str, Iterable[Any] | str] | Iterable[str] | str | None = None,
     **flags: Flag,
 ) -> WhatIfResult:
-    """The fastest plan for every combination of swept values, such as ``{"rank": [256, 512], "devices": "4..16*2"}``."""
+    """The fastest plan for every combination of swept values, such as ``{"rank": [256, 512], "devices": "4..16*2"}``.
+
+    With ``list=True``, nothing is planned, and the fields that can be swept are in ``raw["fields"]``.
+    """
     raw, rows = _json_and_rows("whatif", {"model": model, "sweep": sweep, **flags})
     return WhatIfResult(rows, raw.get("solution"), raw)
 
@@ -80,11 +104,25 @@ def sensitivity(model: Model, **flags: Flag) -> SensitivityResult:
 
 
 def _json_and_rows(command: str, flags: Mapping[str, Any]) -> tuple[Json, list[Row]]:
+    """The JSON answer of a command, and the rows of its CSV file: that of `csv`, or else a temporary one."""
     with tempfile.TemporaryDirectory(prefix="narrows-") as folder:
-        path = Path(folder) / "rows.csv"
-        raw = _json(command, [], {**flags, "csv": path})
+        given = flags.get("csv")
+        path = Path(folder) / "rows.csv" if given is None else Path(given)
+        if path.exists() and not path.is_file():
+            raise TypeError(f"{command}(): csv must be a file, since its rows are read again, not {given!r:.80}")
+        raw = _json(command, [], {**flags, "csv": path}, callers=2)
+        if "fields" in raw:
+            return raw, []
         with path.open(encoding="utf-8", newline="") as file:
             return raw, [_typed(row) for row in csv.DictReader(file)]
+
+
+def _given(plan: PlanInput | None) -> list[PlanInput]:
+    return [] if plan is None else [plan]
+
+
+def _model_flag(model: Model | None) -> dict[str, Any]:
+    return {} if model is None else {"model": model}
 
 
 def _typed(row: Mapping[str, str]) -> Row:
@@ -109,8 +147,9 @@ def _json(
     flags: Mapping[str, Any],
     *,
     may_fail: bool = False,
+    callers: int = 1,
 ) -> Json:
-    """The JSON answer of a command."""
+    """The JSON answer of a command. `callers` is the number of functions of this module that call one another."""
     with tempfile.TemporaryDirectory(prefix="narrows-") as folder:
         arguments = Arguments(command, folder)
         plans = list(inputs)
@@ -123,6 +162,7 @@ def _json(
     if exit_code != 0 and not (may_fail and exit_code == 1 and output):
         raise error(messages, exit_code)
     if exit_code == 0 and messages:
-        warnings.warn(messages.strip().removeprefix("warning: "), NarrowsWarning, stacklevel=3)
+        text = messages.strip().removeprefix("warning: ")
+        warnings.warn(text, NarrowsWarning, stacklevel=2 + callers)
     answer: Json = json.loads(output)
     return answer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class NarrowsError(Exception):
     """A command that did not succeed: what is wrong, where, why, and what to try."""
@@ -12,6 +14,10 @@ class NarrowsError(Exception):
         # Python's help is help().
         super().__init__(message.replace("For more information, try '--help'.", "").strip())
         self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Both arguments, so that errors pass through copies and pools of processes."""
+        return type(self), (str(self), self.exit_code), vars(self)
 
 
 class NoAnswer(NarrowsError):

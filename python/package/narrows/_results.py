@@ -151,6 +151,53 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class FrameworkCost:
+    """A step of a full-rank model under another framework: the answer of `cost` with `framework`."""
+
+    framework: str
+    #: Mesh, workload and recomputation of the step.
+    step: Json = field(repr=False)
+    step_time_s: float
+    #: 90 % interval of the step time.
+    step_time_interval_s: tuple[float, float]
+    tokens_per_s: float
+    mfu: float
+    flops_per_s_per_device: float
+    #: Relative change of the step time for a relative change of one term.
+    term_shares: dict[str, float]
+    raw: Json = field(repr=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> FrameworkCost:
+        prediction = raw["prediction"]
+        low, high = prediction["step_time_interval_s"]
+        return cls(
+            framework=raw["framework"]["name"],
+            step=raw["step"],
+            step_time_s=prediction["step_time_s"],
+            step_time_interval_s=(low, high),
+            tokens_per_s=prediction["tokens_per_s"],
+            mfu=prediction["mfu"],
+            flops_per_s_per_device=prediction["flops_per_s_per_device"],
+            term_shares=prediction["term_shares"],
+            raw=raw,
+        )
+
+    def row(self) -> Row:
+        """Mesh and prediction as one row."""
+        low, high = self.step_time_interval_s
+        return {
+            "framework": self.framework,
+            **self.step["mesh"],
+            "step_time_s": self.step_time_s,
+            "step_time_low_s": low,
+            "step_time_high_s": high,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+        }
+
+
+@dataclass(frozen=True)
 class Alternative:
     """Another plan beside the chosen one."""
 
@@ -251,7 +298,7 @@ class WhatIfResult:
 
     def plans(self) -> list[Plan | None]:
         """The plan of each point; `None` where there is none."""
-        points = self.raw["points"]
+        points = self.raw.get("points", [])
         return [Plan.of(point) if "decisions" in point else None for point in points]
 
 
