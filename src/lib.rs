@@ -51,6 +51,7 @@ mod tokenize;
 mod ui;
 mod unit;
 mod weight_files;
+mod weights_folder;
 mod whatif;
 mod yaml;
 

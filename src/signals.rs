@@ -266,6 +266,42 @@ impl StopSignals {
     }
 }
 
+/// Signals that end a command at once, except within tasks that end in order.
+pub struct EndingSignals {
+    requests: StopRequests,
+    ends_at_once: Arc<AtomicBool>,
+}
+
+impl EndingSignals {
+    /// Installs the handlers. `text` is printed when a signal ends the command; where none can be installed, `warning` is.
+    pub fn install(warning: &str, text: String) -> EndingSignals {
+        let ends_at_once = Arc::new(AtomicBool::new(true));
+        let ends = Arc::clone(&ends_at_once);
+        // Before the other handlers, as those of a run.
+        let watched = watch_signals(move |_| ends.load(Ordering::Relaxed).then(|| text.clone()));
+        if let Err(error) = watched {
+            output::warn(&format!("{warning}: {error}"));
+        }
+        let in_handler = if cfg!(unix) { Arc::default() } else { Arc::clone(&ends_at_once) };
+        let requests = StopRequests::register(warning, in_handler, resource_limits::cpu_limit());
+        EndingSignals { requests, ends_at_once }
+    }
+
+    /// The requests of signals, which tasks that end in order heed.
+    pub fn requests(&self) -> &StopRequests {
+        &self.requests
+    }
+
+    /// Runs a task that no first signal ends: it heeds the [requests](EndingSignals::requests) itself.
+    pub fn in_order<T>(&self, task: impl FnOnce() -> T) -> T {
+        self.ends_at_once.store(false, Ordering::Relaxed);
+        let result = task();
+        // Signals of one request may arrive while its answer is printed.
+        self.ends_at_once.store(!self.requests.are_pending(), Ordering::Relaxed);
+        result
+    }
+}
+
 /// Ends the program on the first signal that asks for it, also while it waits for input. A thread runs `clean_up` first, while
 /// nothing is printed; the program continues where that returns `None`, because nothing was left to stop. Otherwise the
 /// sentence is printed. Signals that are ignored stay ignored. Where no handler can be installed, `warning` is printed.

@@ -1,21 +1,18 @@
 //! Folders of weights: reading checkpoints and other formats, and writing the files beside the weights.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::{fs, io};
 
 use narrows_plan::model::{self, Model};
-use narrows_runtime::AtomicFolder;
 use narrows_runtime::checkpoint::{self, CONFIG_FILE, MODEL_FILE};
-use narrows_runtime::interchange::{WeightFormat, WeightsError, import_weights, write_weights};
+use narrows_runtime::interchange::import_weights;
 use narrows_runtime::session::ModelTensors;
 
 use crate::checkpoint_folder::last_complete;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::input;
-use crate::output::{self, require_folder_name, write_atomically, write_failure};
-use crate::signals::stop_in_order_during;
+use crate::output;
 
 /// Name of the configuration in the folder of a Nanotron checkpoint.
 pub const NANOTRON_CONFIG_FILE: &str = "model_config.json";
@@ -187,107 +184,4 @@ fn is_without_files(path: &Path) -> bool {
 
 fn import(path: &Path, model: &Model) -> CommandResult<ModelTensors> {
     Ok(import_weights(path, model).map_err(Failure::weights)?.weights)
-}
-
-/// A folder of weights that appears under its name when all of its files are written, and not at all where one cannot be.
-pub struct WeightsFolder(AtomicFolder);
-
-impl WeightsFolder {
-    /// Writes a folder that becomes `target`, whose parents are created, once `write` has written all of its files. After a failure,
-    /// and after a signal meanwhile, nothing is left of it.
-    ///
-    /// # Errors
-    /// A folder that cannot be written into, those of `write`, a name that is in use by now, and the signal.
-    pub fn write<T>(
-        target: &Path,
-        write: impl FnOnce(&WeightsFolder) -> CommandResult<T>,
-    ) -> CommandResult<T> {
-        let failed = |error: io::Error| unwritable(target, &error);
-        stop_in_order_during("a signal will leave a temporary folder", |stop| {
-            let folder = WeightsFolder(AtomicFolder::create(target).map_err(failed)?);
-            let written = write(&folder)?;
-            if stop.load(Ordering::Relaxed) {
-                return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
-            }
-            folder.0.finish().map_err(failed)?;
-            Ok(written)
-        })
-    }
-
-    /// Writes the weights of a model. Returns the path that they have in the end.
-    ///
-    /// # Errors
-    /// A model for which the format has no names, and files that cannot be written.
-    pub fn write_weights(
-        &self,
-        model: &Model,
-        weights: &ModelTensors,
-        format: WeightFormat,
-    ) -> CommandResult<PathBuf> {
-        match write_weights(self.0.path(), model, weights, format) {
-            Ok(written) => Ok(self.0.final_path(&written)),
-            Err(error) => {
-                let path = self.0.final_path(&error.path);
-                Err(Failure::weights(WeightsError { path, ..error }))
-            }
-        }
-    }
-
-    /// Writes a file beside the weights. Returns the path that it has in the end.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
-    pub fn write_file(&self, name: &str, contents: impl AsRef<[u8]>) -> CommandResult<PathBuf> {
-        let file = self.0.path().join(name);
-        let path = self.0.final_path(&file);
-        write_atomically(&file, contents.as_ref()).map_err(|error| unwritable(&path, &error))?;
-        Ok(path)
-    }
-}
-
-/// Rejects an output that exists, unless it is an empty folder, and one that names no folder.
-///
-/// # Errors
-/// Such an output.
-pub fn require_new_folder(path: &Path) -> CommandResult<()> {
-    require_folder_name("--output", path)?;
-    let is_occupied = match path.read_dir() {
-        Ok(mut entries) => entries.next().is_some(),
-        Err(_) => path.exists(),
-    };
-    if is_occupied {
-        let message = format!("`{}` exists and is not an empty folder", path.display());
-        return Err(Failure::input(Problem::new("--output", message).hint("a new folder")));
-    }
-    Ok(())
-}
-
-fn unwritable(path: &Path, error: &io::Error) -> Failure {
-    write_failure(&path.display().to_string(), error)
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use signal_hook::consts::signal::SIGTERM;
-    use signal_hook::low_level::raise;
-
-    use super::*;
-
-    /// A signal while the files are written leaves neither the folder nor a temporary one, nor a new parent.
-    #[test]
-    fn a_signal_leaves_no_folder() {
-        let parent = tempfile::tempdir().expect("a folder");
-        let result = WeightsFolder::write(&parent.path().join("new/parent/weights"), |folder| {
-            folder.write_file("config.json", "{}")?;
-            raise(SIGTERM).expect("a signal");
-            folder.write_file("model.json", "{}")
-        });
-        assert_eq!(result.expect_err("a signal").status, ExitStatus::Stopped);
-        let left = parent.path().read_dir().expect("a folder").count();
-        assert_eq!(left, 0);
-        let written = WeightsFolder::write(&parent.path().join("new/parent/weights"), |folder| {
-            folder.write_file("config.json", "{}")
-        });
-        assert!(written.expect("no signal").is_file());
-    }
 }

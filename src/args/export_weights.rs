@@ -1,13 +1,13 @@
 //! Flags of `export-weights`.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use narrows_plan::model::Model;
 
 use crate::errors::CommandResult;
-use crate::weight_files::{WeightFiles, require_new_folder};
+use crate::weight_files::WeightFiles;
 
 use super::output::FormatArgs;
 
@@ -47,26 +47,23 @@ pub enum ExportClassArg {
 
 /// Settings of `export-weights`.
 #[derive(Debug)]
-pub struct ExportSettings<'a> {
+pub struct ExportSettings {
     /// The weights.
     pub weights: WeightFiles,
     /// The model.
     pub model: Model,
     /// Class that is to load the weights.
     pub class: ExportClassArg,
-    /// The new folder.
-    pub output: &'a Path,
 }
 
 impl ExportWeightsArgs {
     /// The settings.
     ///
     /// # Errors
-    /// A model that cannot be found or read, and an output folder that is not empty.
-    pub fn resolve(&self) -> CommandResult<ExportSettings<'_>> {
+    /// A model that cannot be found or read.
+    pub fn resolve(&self) -> CommandResult<ExportSettings> {
         let weights = WeightFiles::find(&self.checkpoint)?;
         let model = weights.model(self.model.as_deref())?;
-        require_new_folder(&self.output)?;
-        Ok(ExportSettings { weights, model, class: self.to, output: &self.output })
+        Ok(ExportSettings { weights, model, class: self.to })
     }
 }

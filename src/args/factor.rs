@@ -10,7 +10,6 @@ use narrows_runtime::interchange::RankChoice;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
-use crate::weight_files::require_new_folder;
 
 use super::output::FormatArgs;
 
@@ -49,15 +48,13 @@ pub struct FactorSettings<'a> {
     pub model: Model,
     /// Choice of the ranks.
     pub choice: RankChoice,
-    /// The new folder.
-    pub output: &'a Path,
 }
 
 impl FactorArgs {
     /// The settings.
     ///
     /// # Errors
-    /// A model that cannot be read, a share outside (0, 1], and an output folder that is not empty.
+    /// A model that cannot be read, and a share outside (0, 1].
     pub fn resolve(&self) -> CommandResult<FactorSettings<'_>> {
         let model = input::model(&self.model)?;
         let choice = match (self.rank, self.energy) {
@@ -70,7 +67,6 @@ impl FactorArgs {
                 return Err(Failure::input(problem));
             }
         };
-        require_new_folder(&self.output)?;
-        Ok(FactorSettings { weights: &self.weights, model, choice, output: &self.output })
+        Ok(FactorSettings { weights: &self.weights, model, choice })
     }
 }

@@ -1,6 +1,6 @@
 //! `narrows export-weights`: writes the weights of a checkpoint for another training code.
 
-use narrows_plan::model::{ConfigClass, Model, ParameterId};
+use narrows_plan::model::{Activation, ConfigClass, Model, ParameterId, Weight};
 use narrows_plan::{Defect, Defects};
 use narrows_runtime::checkpoint::{CONFIG_FILE, TokenizerFile};
 use narrows_runtime::interchange::{WeightFormat, fold_weights};
@@ -9,11 +9,13 @@ use crate::args::{Detail, ExportClassArg, ExportSettings, ExportWeightsArgs, tok
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{self, ExportWeightsReport};
-use crate::weight_files::{NANOTRON_CONFIG_FILE, WeightsFolder};
+use crate::weight_files::NANOTRON_CONFIG_FILE;
+use crate::weights_folder::WeightsOutput;
 
 /// Writes weights and configuration into a new folder.
 pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
-    let ExportSettings { weights, model, class, output } = args.resolve()?;
+    let folder = WeightsOutput::prepare(&args.output)?;
+    let ExportSettings { weights, model, class } = args.resolve()?;
     let target = ExportTarget::new(&model, class)
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
     let tokenizer = weights.folder().map_or(Ok(vec![]), tokenizer_files_of)?;
@@ -27,7 +29,7 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
         _ => CONFIG_FILE,
     };
     let config = output::json_text(&target.config)?;
-    let (written, config_file) = WeightsFolder::write(output, |folder| {
+    let (written, config_file) = folder.write(|folder| {
         let written = folder.write_weights(&target.model, &weights, target.format)?;
         for TokenizerFile { name, contents } in &tokenizer {
             folder.write_file(name, contents)?;
@@ -68,6 +70,7 @@ impl ExportTarget {
             Ok(ExportTarget { model, format, config })
         };
         if class == ExportClassArg::Loro {
+            require_modules_of_loro(model)?;
             // The ranks are no part of its config.json, which is that of the dense model.
             let config = model.folded()?.hugging_face_config(config_class)?;
             return Ok(ExportTarget { model: model.clone(), format, config });
@@ -78,4 +81,26 @@ impl ExportTarget {
             (result, _) => result,
         }
     }
+}
+
+/// Refuses what LORO's modules, which are LLaMA's with factor pairs in place of matrices, do not compute.
+fn require_modules_of_loro(model: &Model) -> Result<(), Defect> {
+    for (index, block) in model.blocks.iter().enumerate() {
+        if let Some(extra) = block.vectors_beside_linears() {
+            let problem = format!("has {extra}, which LORO's modules do not have");
+            return Err(Defect::new(format!("layer {index}"), problem).hint("--to llama"));
+        }
+        for (kind, linear) in block.linears() {
+            let Weight::Pair(pair) = &linear.weight else { continue };
+            let (between, hint) = match (pair.activation, &pair.crossing) {
+                (_, Some(_)) => ("a latent crossing", "a checkpoint of `run` keeps it"),
+                (Activation::Silu, None) => ("SiLU", "--to cola, whose class has it"),
+                (Activation::Identity, None) => continue,
+            };
+            let problem =
+                format!("has {between} between its factors, and LORO's modules have nothing there");
+            return Err(Defect::new(format!("layer {index} {kind}"), problem).hint(hint));
+        }
+    }
+    Ok(())
 }

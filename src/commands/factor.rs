@@ -2,19 +2,23 @@
 
 use narrows_plan::Defects;
 use narrows_plan::model::ModelFile;
-use narrows_runtime::checkpoint::MODEL_FILE;
+use narrows_runtime::checkpoint::{MODEL_FILE, TokenizerFile};
 use narrows_runtime::interchange::{WeightFormat, factor_weights};
 
-use crate::args::{Detail, FactorArgs, FactorSettings};
+use crate::args::{Detail, FactorArgs, FactorSettings, tokenizer_files_of};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{self, FactorReport};
-use crate::weight_files::{WeightFiles, WeightsFolder};
+use crate::weight_files::WeightFiles;
+use crate::weights_folder::WeightsOutput;
 
 /// Writes the factors and the file of the low-rank model into a new folder.
 pub fn run(args: &FactorArgs) -> CommandResult<()> {
-    let FactorSettings { weights, model, choice, output } = args.resolve()?;
-    let dense = WeightFiles::find(weights)?.read(&model).map_err(|mut failure| {
+    let folder = WeightsOutput::prepare(&args.output)?;
+    let FactorSettings { weights, model, choice } = args.resolve()?;
+    let files = WeightFiles::find(weights)?;
+    let tokenizer = files.folder().map_or(Ok(vec![]), tokenizer_files_of)?;
+    let dense = files.read(&model).map_err(|mut failure| {
         // The file of the model may be the one that is damaged.
         if let Some(last) = failure.problems.last_mut() {
             last.hints.push(format!("--model is {}", args.model.display()));
@@ -31,11 +35,15 @@ pub fn run(args: &FactorArgs) -> CommandResult<()> {
     }
     factored.model.name = format!("{}-low-rank", model.name);
     let text = output::json_text(&ModelFile::from(&factored.model))?;
-    let (written, file) = WeightsFolder::write(output, |folder| {
+    let (written, file) = folder.write(|folder| {
         let written =
             folder.write_weights(&factored.model, &factored.weights, WeightFormat::HuggingFace)?;
+        for TokenizerFile { name, contents } in &tokenizer {
+            folder.write_file(name, contents)?;
+        }
         Ok((written, folder.write_file(MODEL_FILE, &text)?))
     })?;
-    let report = FactorReport::new(&model, &factored, &written, &file);
+    let tokenizer = tokenizer.into_iter().map(|file| file.name).collect();
+    let report = FactorReport::new(&model, &factored, (&written, &file), tokenizer);
     report::print(&report, args.format.format, Detail::Summary, false)
 }

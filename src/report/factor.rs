@@ -17,6 +17,8 @@ pub struct FactorReport {
     model: String,
     weights: String,
     model_file: String,
+    /// Files of the tokenizer beside them.
+    tokenizer: Vec<String>,
     dense_parameters: u64,
     parameters: u64,
     linears: Vec<LinearReport>,
@@ -34,12 +36,12 @@ struct LinearReport {
 }
 
 impl FactorReport {
-    /// The report on a model that was factored, and the files that were written.
+    /// The report on a model that was factored, and the files that were written: weights and model, and those of a tokenizer.
     pub fn new(
         dense: &Model,
         factored: &FactoredModel,
-        weights: &Path,
-        model_file: &Path,
+        (weights, model_file): (&Path, &Path),
+        tokenizer: Vec<String>,
     ) -> FactorReport {
         let linears = factored.linears.iter().map(|linear| LinearReport {
             block: linear.block,
@@ -51,6 +53,7 @@ impl FactorReport {
             model: factored.model.name.clone(),
             weights: weights.display().to_string(),
             model_file: model_file.display().to_string(),
+            tokenizer,
             dense_parameters: dense.parameters(),
             parameters: factored.model.parameters(),
             linears: linears.collect(),
@@ -76,11 +79,13 @@ impl Report for FactorReport {
         let mut page = Page::default();
         page.heading(format!("Factors of {}", self.model));
         let parameters = [self.parameters, self.dense_parameters].map(thousands);
-        page.fields(&[
-            ("weights", self.weights.clone()),
-            ("model", self.model_file.clone()),
-            ("parameters", format!("{} of {} dense", parameters[0], parameters[1])),
-        ]);
+        let mut fields =
+            vec![("weights", self.weights.clone()), ("model", self.model_file.clone())];
+        if !self.tokenizer.is_empty() {
+            fields.push(("tokenizer", self.tokenizer.join(", ")));
+        }
+        fields.push(("parameters", format!("{} of {} dense", parameters[0], parameters[1])));
+        page.fields(&fields);
         page.heading("Rank of each linear");
         self.table(&mut page, |_, rank| thousands(rank));
         page.heading("Relative error of each linear");

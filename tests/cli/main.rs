@@ -46,6 +46,7 @@ mod training_run;
 mod ui;
 mod unwritable;
 mod validate;
+mod weight_outputs;
 mod weights;
 mod whatif;
 mod zero;

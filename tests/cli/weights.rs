@@ -200,9 +200,11 @@ fn export_and_read_again(class: &str, model_type: &str, vectors: &[(&str, usize)
     assert_eq!(run("new/config.json", &exported), own);
     let sharded = run("qwen.json", &format!("{exported} --devices 2 --tensor 2"));
     assert!((sharded - own).abs() < 1e-4, "{sharded} instead of {own}");
-    let error = failure(&format!("{export} {} --to nanotron", at("other")), 2);
-    let problem = format!("layer 0: has {phrase}, which the class does not have");
-    assert!(error.contains(&problem), "{error}");
+    for (to, owner) in [("nanotron", "the class does"), ("loro", "LORO's modules do")] {
+        let error = failure(&format!("{export} {} --to {to}", at("other")), 2);
+        let problem = format!("error: qwen: layer 0: has {phrase}, which {owner} not have");
+        assert!(error.contains(&problem), "{error}");
+    }
 }
 
 /// Of two processes, each writes shards. Damage that leaves all elements finite is found by the checksums.
@@ -354,7 +356,9 @@ fn weights_that_a_class_or_a_model_cannot_have_are_refused() {
     };
     let golden = "tests/golden/weights/cola-m";
     let error = export("loro", golden);
-    assert!(error.contains("layer 0 q: has SiLU between its factors"), "{error}");
+    let problem =
+        "cola-tiny: layer 0 q: has SiLU between its factors, and LORO's modules have nothing there";
+    assert!(error.contains(problem) && error.contains("hint: --to cola"), "{error}");
     let error = export("llama", golden);
     assert!(error.contains("layer 0 q: has SiLU between its factors"), "{error}");
     let error = export("cola", golden);
@@ -399,14 +403,25 @@ fn dense_weights_are_factored_with_their_errors() {
     let cases = fs::read_to_string("tests/golden/weights/cases.json").unwrap();
     let cases: Value = serde_json::from_str(&cases).unwrap();
     fs::write(at("dense.json"), cases["llama"]["config"].to_string()).unwrap();
+    fs::create_dir(at("llama")).unwrap();
+    for file in fs::read_dir("tests/golden/weights/llama").unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), folder.path().join("llama").join(file.file_name())).unwrap();
+    }
+    let names = ["tokenizer.json", "tokenizer_config.json"];
+    names.iter().for_each(|name| fs::write(at(&format!("llama/{name}")), *name).unwrap());
     let factor = |choice: &str, output: &str| {
         format!(
-            "factor tests/golden/weights/llama --model {} {choice} --output {}",
+            "factor {} --model {} {choice} --output {}",
+            at("llama"),
             at("dense.json"),
             at(output)
         )
     };
     let answer = json(&factor("--rank 4", "low"));
+    assert_eq!(answer["tokenizer"], json!(names));
+    for name in names {
+        assert_eq!(fs::read_to_string(at(&format!("low/{name}"))).unwrap(), name);
+    }
     let linears = answer["linears"].as_array().unwrap();
     assert_eq!(linears.len(), 14);
     for linear in linears {
@@ -417,6 +432,7 @@ fn dense_weights_are_factored_with_their_errors() {
     assert!(answer["parameters"].as_u64() < answer["dense_parameters"].as_u64());
     let tables = stdout(&factor("--rank 4", "text"));
     assert!(tables.contains("      0  4  4  4  4     4   4     4\n"), "{tables}");
+    assert!(tables.contains("tokenizer.json, tokenizer_config.json\n"), "{tables}");
     let model = format!("--model {}", at("low/model.json"));
     let folded = format!("export-weights {} {model} --to llama --output {}", at("low"), at("back"));
     assert_eq!(json(&folded)["folded_pairs"], json!(14));
@@ -437,6 +453,7 @@ fn dense_weights_are_factored_with_their_errors() {
     let problem = format!("cannot be written: `{}` is not a folder", at("dense.json"));
     assert!(error.contains(&problem), "{error}");
     failure(&factor("", "wide"), 2);
-    let error = failure(&factor("--rank 4", "wide").replace("weights/llama", "weights/cola"), 2);
+    let error =
+        failure(&factor("--rank 4", "wide").replace(&at("llama"), "tests/golden/weights/cola"), 2);
     assert!(error.contains("hint: --model is "), "{error}");
 }
