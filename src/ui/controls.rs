@@ -47,7 +47,7 @@ const BATCH: u64 = 64;
 /// Presets, controls, and the settings that the page begins with, as JSON.
 ///
 /// # Errors
-/// Model or hardware of the command line cannot be read.
+/// Model or hardware of the command line cannot be read, and flags that cannot be planned with.
 pub fn options(settings: &PageSettings) -> CommandResult<Value> {
     let mut models = vec![];
     for name in with_own(&settings.model, presets::names()) {
@@ -58,10 +58,9 @@ pub fn options(settings: &PageSettings) -> CommandResult<Value> {
     for name in with_own(&settings.hardware, names) {
         hardware.push(hardware_preset(name.as_ref())?);
     }
-    let settings = settings.first(DEVICES, BATCH);
-    Ok(
-        json!({"models": models, "hardware": hardware, "controls": controls(), "settings": settings}),
-    )
+    let first = settings.first(DEVICES, BATCH);
+    settings.require_valid_flags(&first)?;
+    Ok(json!({"models": models, "hardware": hardware, "controls": controls(), "settings": first}))
 }
 
 /// The names of presets, after a file of the command line.

@@ -69,7 +69,7 @@ impl Drop for StopOnDrop {
 /// Serves the page until `stop` is set. `announce` is called once requests are answered.
 ///
 /// # Errors
-/// Model or hardware of the command line cannot be read, and failures of the listener.
+/// Model or hardware of the command line cannot be read, flags that cannot be planned with, and failures of the listener.
 pub fn serve(
     listener: TcpListener,
     settings: PageSettings,

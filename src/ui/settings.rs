@@ -9,9 +9,9 @@ use narrows_plan::model::presets;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::args::{PlanningArgs, TrainingRunArgs, TypedFlags, omitted};
+use crate::args::{PlanningArgs, TrainingRunArgs, TypedFlags, omitted, validate};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
-use crate::whatif::{Point, Scenario, Sweep, SweepAxis, is_swept, text_of};
+use crate::whatif::{Point, Scenario, Sweep, SweepAxis, is_swept, scalar, text_of};
 
 /// Values by the names of fields, as `whatif` lists them.
 pub type Settings = Map<String, Value>;
@@ -61,6 +61,24 @@ impl PageSettings {
         points.pop().ok_or_else(none)
     }
 
+    /// Checks the flags of the command line against each other and, where they are not given, against the values that the page begins
+    /// with.
+    ///
+    /// # Errors
+    /// Flags that cannot be planned with. Values of the page that do not suit them are for the page to show.
+    pub fn require_valid_flags(&self, first: &Settings) -> CommandResult<()> {
+        let is_typed = |problem: &Problem| {
+            let of_sweep =
+                problem.location.strip_prefix("--sweep ").map(|name| name.replace('_', "-"));
+            let flag = of_sweep.as_deref().or(problem.location.strip_prefix("--"));
+            self.flags.0.iter().any(|(typed, _)| Some(typed.as_str()) == flag)
+        };
+        match self.point(first).and_then(|point| validate(&point.request)) {
+            Err(failure) if failure.problems.iter().any(is_typed) => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
     /// Names of the fields that can be set for a model and hardware, with their help texts or present values.
     ///
     /// # Errors
@@ -107,6 +125,11 @@ impl PageSettings {
             match name.as_str() {
                 "model" => inputs.model = Some(self.known_model(&text)?),
                 "hardware" => inputs.hardware = Some(self.known_hardware(&text)?),
+                "rank" if scalar(text.trim()).as_u64().is_none_or(|rank| rank == 0) => {
+                    let message = format!("{value} is not a whole number from 1, as ranks are");
+                    let problem = Problem::new("--sweep rank", message);
+                    return Err(Failure::input(problem.hint("a rank such as 256")));
+                }
                 _ => fields.push(format!("{name}={text}")),
             }
         }

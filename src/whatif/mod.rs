@@ -32,4 +32,4 @@ pub use point::{Point, SweepAxis};
 pub use scenario::{Scenario, text_of};
 pub use solve::{Condition, Extreme, Method, solve};
 pub use sweep::{PlannedPoint, PointOutcome, Sweep, plan_points};
-pub use values::{gap_phrase, geometric_mean, number, parse_values, short};
+pub use values::{gap_phrase, geometric_mean, number, parse_values, scalar, short};

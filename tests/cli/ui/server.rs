@@ -105,6 +105,8 @@ fn settings_without_a_plan_are_refused_with_a_hint() {
         (json!({"hardware": "profiles/h100-sxm.json"}), "hardware", "no hardware profile", "FILE"),
         (json!({"devics": 4}), "", "no field is called `devics`", "devices"),
         (json!({"rank": "64,128"}), "rank", "more than one value", "whatif"),
+        (json!({"rank": "abc"}), "rank", "not a whole number from 1", "a rank such as 256"),
+        (json!({"rank": 0}), "rank", "not a whole number from 1", "a rank such as 256"),
         (json!({"global_batch": -1}), "global_batch", "expected a whole number", ""),
         (
             json!({"hardware.links.inter_node.bandwidth_gbps": 1e300}),
@@ -306,6 +308,20 @@ fn ctrl_c_ends_the_server() {
     assert_eq!(server.get("/api/options").status, 200, "a search does not block the page");
     server.interrupt();
     assert_eq!(server.child.wait().expect("an exit status").code(), Some(0));
+}
+
+#[test]
+fn flags_that_cannot_be_planned_with_are_refused() {
+    for (flags, part) in [
+        ("--devices 0", "--devices: 0 is not between 1 and "),
+        ("--devices 6 --tensor 4", "--devices: 6 devices are not a multiple of 4"),
+        ("--model llama-60m --global-batch 0", "--global-batch: 0 is not between 1 and "),
+    ] {
+        let text = failure(&format!("ui {flags}"), 2);
+        assert!(text.contains(part), "{text}");
+    }
+    // The page has other devices than 16 to offer.
+    Server::start("--tensor 3");
 }
 
 #[test]
