@@ -15,13 +15,19 @@ use crate::resource_limits;
 
 /// Prints a text; styles are dropped where standard output is no terminal. A closed pipe is not an error.
 pub fn print(text: &str) -> CommandResult<()> {
+    print_to_reader(text).map(drop)
+}
+
+/// Prints a text as [`print`] does. Returns whether there is a reader: false once the pipe is closed.
+pub fn print_to_reader(text: &str) -> CommandResult<bool> {
     if captured_output::keep_output(text) {
-        return Ok(());
+        return Ok(true);
     }
     let mut stdout = anstream::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(write_failure("-", &error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(write_failure("-", &error)),
     }
 }
 

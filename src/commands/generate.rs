@@ -15,6 +15,20 @@ use crate::report::GenerationReport;
 use crate::text::{plural, thousands};
 use crate::tokenize::Tokenizer;
 
+/// Reason for an end before the last token.
+enum Interruption {
+    /// The pipe of the text was closed, as `head` does.
+    NoReader,
+    /// The text cannot be made or printed.
+    Failed(Failure),
+}
+
+impl From<Failure> for Interruption {
+    fn from(failure: Failure) -> Interruption {
+        Interruption::Failed(failure)
+    }
+}
+
 /// Continues the text, and prints it as it comes.
 pub fn run(args: &GenerateArgs) -> CommandResult<()> {
     let settings = args.resolve()?;
@@ -36,17 +50,23 @@ pub fn run(args: &GenerateArgs) -> CommandResult<()> {
         let part = part.map_err(|message| Failure::input(Problem::new("--tokenizer", message)))?;
         text.push_str(&part);
         match args.format.format {
-            OutputFormat::Text => output::print(&printable(&part)),
-            OutputFormat::Json => Ok(()),
+            OutputFormat::Text if !output::print_to_reader(&printable(&part))? => {
+                Err(Interruption::NoReader)
+            }
+            _ => Ok(()),
         }
     };
-    if args.format.format == OutputFormat::Text {
-        output::print(prompt)?;
+    if args.format.format == OutputFormat::Text && !output::print_to_reader(prompt)? {
+        return Ok(());
     }
     let emit = |token| print(stream.push(token));
     let generated = generate(&mut cached, &prompt_tokens, limits, choice, emit);
-    let generation = generated.map_err(failure)?;
-    print(stream.finish())?;
+    let generated = generated.map_err(interruption);
+    let generation = match generated.and_then(|all| print(stream.finish()).map(|()| all)) {
+        Ok(generation) => generation,
+        Err(Interruption::NoReader) => return Ok(()),
+        Err(Interruption::Failed(failure)) => return Err(failure),
+    };
     warn_of_unknown_tokens(&generation.tokens, tokenizer, model);
     let report = GenerationReport::new(&settings, prompt_tokens, text, &generation);
     match args.format.format {
@@ -144,15 +164,15 @@ fn require_memory(model: &Model, positions: usize) -> CommandResult<()> {
     }
 }
 
-fn failure(error: GenerateError<Failure>) -> Failure {
-    match error {
-        GenerateError::Output(failure) => failure,
+fn interruption(error: GenerateError<Interruption>) -> Interruption {
+    Interruption::Failed(match error {
+        GenerateError::Output(interruption) => return interruption,
         GenerateError::Prompt(error) => Failure::input(Problem::new("--prompt", error.to_string())),
         GenerateError::NotFinite => {
             let problem = Problem::new("CHECKPOINT", "the logits of the model are not finite");
             Failure::failed(vec![problem.hint("a checkpoint of an earlier step")])
         }
-    }
+    })
 }
 
 /// Text without the control characters that a terminal would obey.

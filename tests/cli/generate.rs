@@ -1,7 +1,9 @@
 //! `generate`: texts from checkpoints, and the files beside them.
 
 use std::fs;
+use std::io::Read as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -238,4 +240,25 @@ fn texts_do_not_grow_beyond_the_length_at_which_frequencies_change() {
     let message = error(&kept, "Call m", "--tokens 7");
     assert!(message.contains("--tokens: gives 13 tokens"), "{message}");
     assert!(message.contains("hint: fewer tokens, with the prompt at most 12"), "{message}");
+}
+
+/// As `head -c 1` closes the pipe after the first byte.
+#[test]
+fn a_text_that_nobody_reads_any_more_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    stdout(&format!("{SMALL} --steps 1 --checkpoint-dir {}", kept.display()));
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("narrows"))
+        .arg("generate")
+        .arg(&kept)
+        .args(["--prompt", "Call", "--tokens", "4000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success());
+    // The summary follows the last token.
+    assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
 }
