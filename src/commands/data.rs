@@ -9,6 +9,7 @@ use narrows_runtime::data::{DataError, DataFault, TokenFile, TokenFileInfo, Toke
 use crate::args::{DataArgs, DataTask, Detail, OutputFormat, TokenFileSettings};
 use crate::corpus::{Corpus, CorpusFile, CorpusReader, DocumentWriter, write_mixture};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::output;
 use crate::progress;
 use crate::report::{self, NewTokenFileReport, TokenFileReport};
 use crate::signals::end_on_signals;
@@ -36,7 +37,7 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
     let tokens = write_mixture(&mut readers, weights.as_deref(), &mut writer)?;
     progress.finish_and_clear();
     let (documents, text_bytes) = (writer.documents(), writer.text_bytes());
-    if documents == 0 || writer.token_count() == 0 {
+    if tokens.iter().all(|tokens| tokens.of_documents == 0) {
         let message = match (documents, text_bytes) {
             (0, _) => "has no documents",
             (_, 0) if all_texts => "there is no text",
@@ -44,9 +45,15 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
         };
         return Err(Failure::input(Problem::new(names.join(", "), message)));
     }
+    for (name, _) in names.iter().zip(&tokens).filter(|(_, tokens)| tokens.of_documents == 0) {
+        let tokenizer = tokenizer.description().tokenizer.name;
+        output::warn(&format!(
+            "{name} has no tokens: it is empty, or {tokenizer} knows none of its characters"
+        ));
+    }
     let header = writer.finish().map_err(Failure::token_file)?;
     let contents = TokenFileReport::new(&output, &header);
-    let inputs = names.into_iter().zip(tokens).collect();
+    let inputs = names.into_iter().zip(tokens.iter().map(|tokens| tokens.all)).collect();
     let report = NewTokenFileReport::new(
         contents,
         documents,

@@ -37,6 +37,8 @@ pub struct DocumentWriter {
     writer: TokenWriter,
     layout: DocumentLayout,
     documents: u64,
+    /// Tokens of documents so far, without separators and padding.
+    document_tokens: u64,
     /// Bytes of text so far, of token documents none.
     text_bytes: u64,
     /// Tokens of the current document in the file; `None` between documents.
@@ -48,7 +50,15 @@ pub struct DocumentWriter {
 impl DocumentWriter {
     /// Writes documents to a file.
     pub fn new(writer: TokenWriter, layout: DocumentLayout) -> DocumentWriter {
-        DocumentWriter { writer, layout, documents: 0, text_bytes: 0, current: None, last: None }
+        DocumentWriter {
+            writer,
+            layout,
+            documents: 0,
+            document_tokens: 0,
+            text_bytes: 0,
+            current: None,
+            last: None,
+        }
     }
 
     /// Number of complete documents.
@@ -59,6 +69,11 @@ impl DocumentWriter {
     /// Bytes of text so far.
     pub fn text_bytes(&self) -> u64 {
         self.text_bytes
+    }
+
+    /// Tokens of documents so far, without separators and padding.
+    pub fn document_tokens(&self) -> u64 {
+        self.document_tokens
     }
 
     /// Tokens of the file so far.
@@ -85,6 +100,7 @@ impl DocumentWriter {
             }
         };
         self.current = Some(written + kept.len() as u64);
+        self.document_tokens += kept.len() as u64;
         self.last = kept.last().copied().or(self.last);
         self.writer.push(kept)
     }

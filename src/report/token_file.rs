@@ -212,8 +212,8 @@ impl Report for NewTokenFileReport {
         let all = self.contents.token_count.max(1) as f64;
         for InputReport { name, tokens } in self.inputs.iter().filter(|_| self.inputs.len() > 1) {
             let share = 100.0 * *tokens as f64 / all;
-            fields
-                .push(("input", format!("{} tokens, {share:.1} %, of {name}", thousands(*tokens))));
+            let tokens = plural(*tokens, "token");
+            fields.push(("input", format!("{tokens}, {share:.1} %, of {name}")));
         }
         page.fields(&fields);
         page

@@ -382,6 +382,39 @@ fn corpora_of_every_format_are_read() {
     assert_eq!(tokens(&folder.path().join("t.tokens")).len(), 14);
 }
 
+/// The tokenizer has no token for unknown words, and drops them.
+#[test]
+fn an_input_without_tokens_is_warned_of_or_refused() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let words = json!({
+        "version": "1.0", "normalizer": null, "post_processor": null, "decoder": null,
+        "added_tokens": [{"id": 2, "content": "</s>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true}],
+        "pre_tokenizer": null,
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    });
+    fs::write(at("letters.json"), words.to_string()).unwrap();
+    fs::write(at("ab.txt"), "ab").unwrap();
+    fs::write(at("zz.txt"), "zz").unwrap();
+    let line = |inputs: &str| {
+        within(folder.path(), &format!("data {inputs} --tokenizer @letters.json --output @t"))
+    };
+    let made = narrows(&line("@ab.txt @zz.txt @empty.txt")).assert().success();
+    let [out, err] = [&made.get_output().stdout, &made.get_output().stderr]
+        .map(|text| String::from_utf8_lossy(text).into_owned());
+    assert!(out.contains("  1 token, 25.0 %, of "), "{out}");
+    assert!(!err.contains("ab.txt"), "{err}");
+    for name in ["zz.txt", "empty.txt"] {
+        let warning = format!("warning: {} has no tokens: it is empty, or ", at(name).display());
+        assert!(err.contains(&warning), "{err}");
+    }
+    fs::remove_file(at("t")).unwrap();
+    let error = failure(&line("@zz.txt @zz.txt"), 2);
+    assert!(error.contains("zz.txt: has no tokens\n"), "{error}");
+    assert!(!at("t").exists());
+}
+
 /// As `--append-eod` of Megatron-LM and datatrove end documents.
 #[test]
 fn documents_of_token_files_keep_the_end_that_they_have() {
