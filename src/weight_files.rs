@@ -39,8 +39,13 @@ impl WeightFiles {
     /// A checkpoint, the last checkpoint of a run, or weights in another format.
     ///
     /// # Errors
-    /// A folder that cannot be read, and checkpoints of which none is complete.
+    /// Standard input, a folder that cannot be read, and checkpoints of which none is complete.
     pub fn find(path: &Path) -> CommandResult<WeightFiles> {
+        if input::is_stdin(path.as_os_str()) {
+            let message = "weights are read at any position, which a stream cannot be";
+            let hint = "the name of a file or folder, such as `./-` for one called `-`";
+            return Err(Failure::input(Problem::new("-", message).hint(hint)));
+        }
         let last = match path.is_dir() && !checkpoint::is_checkpoint(path) {
             true => last_complete(path, "the weights are those of")?,
             false => None,

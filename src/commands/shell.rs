@@ -15,6 +15,7 @@ pub fn completions(args: &CompletionsArgs) -> CommandResult<()> {
 
 /// Writes a manual page for the program and one for each command.
 pub fn man(args: &ManArgs) -> CommandResult<()> {
+    output::require_folder_name("DIR", &args.dir)?;
     output::create_folder(&args.dir)?;
     let written = clap_mangen::generate_to(CommandLine::command(), &args.dir);
     written.map_err(|error| write_failure(&args.dir.display().to_string(), &error))

@@ -38,4 +38,6 @@ fn there_is_a_manual_page_for_every_command() {
     }
     let message = failure("man README.md", 2);
     assert!(message.contains("README.md: cannot be written: it is a file"), "{message}");
+    let message = failure("man -", 2);
+    assert!(message.contains("DIR: a folder cannot go to standard output"), "{message}");
 }

@@ -373,6 +373,15 @@ fn weights_that_a_class_or_a_model_cannot_have_are_refused() {
     fs::write(format!("{output}/file"), "").unwrap();
     let error = export("cola", golden);
     assert!(error.contains("is not an empty folder"), "{error}");
+    for command in [
+        &format!("export-weights - --to cola --output {output}-new"),
+        &format!("factor - --model llama-60m --rank 4 --output {output}-new"),
+        "generate - --prompt a",
+        &format!("{SMALL} --steps 1 --init-from -"),
+    ] {
+        let error = failure(command, 2);
+        assert!(error.contains("-: weights are read at any position, which a stream"), "{error}");
+    }
     for to in ["-", "/dev/stdout"] {
         let export = format!("export-weights {golden} --model cola-tiny --to cola --output {to}");
         let error = failure(&export, 2);
