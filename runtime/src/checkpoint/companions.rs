@@ -6,7 +6,7 @@
 //! | `config.json` | the model for the class of Hugging Face or CoLA that has it; absent where no class has |
 //! | others | the tokenizer, as the run was given it |
 //!
-//! A run that resumes reads none of them, and the manifest does not list them.
+//! A run that resumes copies the tokenizer and reads no other of them, and the manifest does not list them.
 
 use std::io;
 use std::path::Path;
