@@ -40,7 +40,7 @@ struct PartState {
     index: usize,
     /// The cost of its cheapest decisions with the current weights, in seconds.
     cost: f64,
-    /// Where no weights give much more: decisions that are the cheapest with the best ones.
+    /// Decisions that are the cheapest with the best weights, where these are known: no others give much more.
     tight: Option<Vec<Vec<u32>>>,
 }
 

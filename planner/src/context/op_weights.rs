@@ -62,7 +62,7 @@ pub(super) struct NeighbourWeights {
     pub begin: [f64; 2],
 }
 
-/// What can be beside the collectives in a slot, on one side.
+/// Computation that can be beside the collectives in a slot, on one side.
 pub(super) struct Beside {
     /// Slots of the same part.
     pub slots: RangeInclusive<usize>,
@@ -182,7 +182,7 @@ impl WeightedForward {
         })
     }
 
-    /// What can be beside the collectives in a slot, before (0) and after them (1).
+    /// Computation that can be beside the collectives in a slot, before (0) and after them (1).
     pub(super) fn beside(&self, index: usize, slot: usize) -> [Beside; 2] {
         let (part, reach) = (&self.parts[index], &self.reach[index]);
         let before = part.gemms.iter().rposition(|gemm| *gemm <= slot);

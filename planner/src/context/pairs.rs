@@ -14,7 +14,7 @@ use super::solver::ContextSolver;
 use crate::request::Request;
 
 /// Distance from the bound, relative to the step, from which on these decisions are tried.
-const GAP_MIN: f64 = 0.005;
+const GAP_MIN: f64 = 0.001;
 
 impl ContextSolver<'_> {
     /// Tries these decisions in a context with pairs of microbatches.
