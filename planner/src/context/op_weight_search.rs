@@ -17,7 +17,7 @@ use super::op_weight_program::{
     Neighbours, PartProgram, ProgramSolution, StepCosts, sides_with_neighbours,
 };
 use super::op_weights::{NeighbourWeights, OpWeights, PartWeights, WeightedForward};
-use crate::segment::{ForwardCosts, ForwardNode, ForwardParts, SegmentSpec};
+use crate::segment::{ForwardCosts, ForwardParts, SegmentSpec};
 
 /// Linear programs that are solved for a part.
 const PROGRAMS_MAX: usize = 40;
@@ -74,8 +74,11 @@ impl OpWeightSearch {
         specs.dedup();
         let is_block = |spec: &SegmentSpec| spec.kind == SegmentKind::Block;
         let mut cheapest: Option<(f64, NeighbourWeights)> = None;
+        let mut targets = HashMap::new();
         for spec in specs.iter().copied().filter(is_block) {
-            let states = self.raise_segment(spec, &costs, Neighbours::Same, slack);
+            let target = self.least_cost(spec, &costs, Neighbours::Same) + slack;
+            targets.insert(spec, target);
+            let states = self.raise_segment(spec, &costs, Neighbours::Same, target);
             let least = states.iter().min_by(|a, b| a.cost.total_cmp(&b.cost));
             if let Some(PartState { index, cost, .. }) = least
                 && cheapest.is_none_or(|(other, _)| *cost < other)
@@ -86,8 +89,8 @@ impl OpWeightSearch {
         let Some((_, neighbours)) = cheapest else { return };
         self.raise_ends(neighbours);
         for spec in specs {
-            let slack = if is_block(&spec) { slack } else { f64::INFINITY };
-            self.raise_segment(spec, &costs, Neighbours::Given(neighbours), slack);
+            let target = targets.get(&spec).copied().unwrap_or(f64::INFINITY);
+            self.raise_segment(spec, &costs, Neighbours::Given(neighbours), target);
         }
     }
 
@@ -106,21 +109,40 @@ impl OpWeightSearch {
         }
     }
 
-    /// Raises the costs of the cheapest parts of a segment by up to `slack` seconds.
+    /// The cost of the cheapest decisions of a segment with the current weights, in seconds.
+    fn least_cost(
+        &self,
+        spec: SegmentSpec,
+        costs: &HashMap<PartKey, StepCosts>,
+        neighbours: Neighbours,
+    ) -> f64 {
+        let states = self.states(spec, costs, neighbours);
+        states.iter().map(|state| state.cost).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The parts of a segment with their current weights.
+    fn states(
+        &self,
+        spec: SegmentSpec,
+        costs: &HashMap<PartKey, StepCosts>,
+        neighbours: Neighbours,
+    ) -> Vec<PartState> {
+        let of_segment = (0..self.forward.parts().len())
+            .filter(|index| self.forward.parts()[*index].spec == spec);
+        of_segment
+            .filter_map(|index| self.state(index, &costs[&self.key(index)], neighbours))
+            .collect()
+    }
+
+    /// Raises the costs of the cheapest parts of a segment to a target.
     fn raise_segment(
         &mut self,
         spec: SegmentSpec,
         costs: &HashMap<PartKey, StepCosts>,
         neighbours: Neighbours,
-        slack: f64,
+        target: f64,
     ) -> Vec<PartState> {
-        let of_segment = (0..self.forward.parts().len())
-            .filter(|index| self.forward.parts()[*index].spec == spec);
-        let mut states: Vec<PartState> = of_segment
-            .filter_map(|index| self.state(index, &costs[&self.key(index)], neighbours))
-            .collect();
-        let least = states.iter().map(|state| state.cost).fold(f64::INFINITY, f64::min);
-        let target = least + slack;
+        let mut states = self.states(spec, costs, neighbours);
         loop {
             let cost = |at: &usize| states[*at].cost;
             let cheapest = (0..states.len()).min_by(|a, b| cost(a).total_cmp(&cost(b)));
@@ -202,11 +224,11 @@ impl OpWeightSearch {
     fn uncertain_collective(&self, index: usize, tight: &[Vec<u32>]) -> Option<usize> {
         let part = &self.forward.parts()[index];
         let [mut disputed, mut undecided] = [(0.0, None); 2];
-        for (number, node) in part.nodes.iter().enumerate() {
+        for number in 0..part.nodes.len() {
             let times = tight.iter().map(|of| part.collectives[number][of[number] as usize]);
             let (least, most) =
                 times.fold((f64::INFINITY, 0.0_f64), |(a, b), time| (a.min(time), b.max(time)));
-            if matches!(node, ForwardNode::Op(_)) || part.is_decided(number) {
+            if part.is_decided(number) {
                 continue;
             }
             if least == 0.0 && most > disputed.0 {
