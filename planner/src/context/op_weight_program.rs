@@ -9,9 +9,9 @@
 //!             y(k) ≤ w(u)                                    for all computation u that can be beside collectives k
 //!             0 ≤ w, y ≤ 1
 //! ```
-//! gives the best weights if no others were possible, and an upper bound on the least cost with any weights. Computation that no
-//! collective can divide has one weight. Neighbouring segments either have given weights, to which those at the ends of the part are
-//! no smaller, or those of the part itself, as in a sequence of equal blocks.
+//! gives the best weights if no other decisions were possible, and z is an upper bound on the least cost with any weights. Computation
+//! that no collective can divide has one weight. Neighbouring segments have either the weights of the part itself, as in a sequence of
+//! equal blocks, or given ones. In that case the part has no smaller weights at its ends, on which its neighbours count.
 
 use std::ops::RangeInclusive;
 
@@ -21,7 +21,7 @@ use super::op_weights::{Beside, NeighbourWeights, PartWeights, WeightedForward};
 use crate::segment::{ForwardNode, ForwardParts};
 use crate::solve::{LinearProgram, LinearRow, solve_relaxation};
 
-/// The value of a program is a multiple of the unit of costs that is not far from it.
+/// The value of a program whose decisions cost the unit: numbers near it suit the tolerances of the library.
 const SCALE: f64 = 1e3;
 /// Relative difference of costs at which decisions count as equally cheap.
 const TIGHT: f64 = 1e-6;
@@ -242,8 +242,11 @@ impl<'a> PartProgram<'a> {
         self.cuts.push(Cut { choice, constant, terms });
     }
 
-    /// The best weights over the known decisions, whose costs are about `unit` seconds; `None` where the library fails.
+    /// The best weights over the known decisions, whose costs are about `unit` seconds; `None` without costs, and where the library fails.
     pub(super) fn solve(&self, unit: f64) -> Option<ProgramSolution> {
+        if unit <= 0.0 {
+            return None;
+        }
         let value = self.upper_bounds.len();
         let scale = SCALE / unit;
         let mut rows = self.rows.clone();

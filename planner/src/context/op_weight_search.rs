@@ -1,13 +1,12 @@
 //! The search for weights of ops with a large bound.
 //!
-//! The bound of a segment is that of its cheapest part, so the weights of each part are raised on their own: those of the cheapest one
-//! first, until all parts reach a target. The decisions that are the cheapest with the weights of a [linear
-//! program](super::op_weight_program) are added to it (cutting planes; Kelley, 1960). Where no weights raise the cheapest part, it is
-//! divided by a collective that some of its decisions have, or that is not certain.
+//! The bound of a segment is that of its cheapest part. Each part therefore has weights of its own, which a [linear
+//! program](super::op_weight_program) finds: decisions that are the cheapest with its weights are added to it until it has no better
+//! ones (cutting planes; Kelley, 1960). The cheapest part comes first, until all parts reach a target. A part that no weights raise is
+//! divided by a collective that some of its decisions have and others do not.
 //!
-//! Collectives at the end of a segment can be beside its neighbours, whose weights depend on their own decisions. First, all blocks
-//! have neighbours like themselves. The weights at the ends of the cheapest block are then those that all segments give to their
-//! neighbours, and count on.
+//! Collectives at the ends of a segment can be beside computation of its neighbours. At first, each block counts on neighbours with its
+//! own weights. All segments then have no smaller weights at their ends than the cheapest block has at its ends, and count on these.
 
 use std::collections::HashMap;
 
@@ -23,16 +22,17 @@ use crate::segment::{ForwardCosts, ForwardParts, SegmentSpec};
 const PROGRAMS_MAX: usize = 40;
 /// Parts of a segment at most.
 const PARTS_MAX: usize = 40;
-/// Relative difference of the bound of a program to a cost with which no weights are sought that give more.
+/// The search of a part ends where the program, an upper bound, is larger than the best cost by no more than this share of it.
 const TOLERANCE: f64 = 1e-4;
-/// Share of the way to the weights of a program: between those that are the best of the known ones and these, decisions are cheap with
-/// both.
+/// Share of the way from the best weights so far to those of a program. The latter are often extreme, and decisions that are cheap with
+/// them hardly ever the cheapest with better ones.
 const STEP: f64 = 0.5;
 
 /// Weights of the ops of a context with one layout.
-pub(super) struct OpWeightSearch {
+pub(super) struct OpWeightSearch<'a> {
     forward: WeightedForward,
     weights: OpWeights,
+    is_interrupted: &'a dyn Fn() -> bool,
 }
 
 /// A part of a segment.
@@ -44,11 +44,15 @@ struct PartState {
     tight: Option<Vec<Vec<u32>>>,
 }
 
-impl OpWeightSearch {
+impl<'a> OpWeightSearch<'a> {
     /// A search from the same weight of all ops.
-    pub(super) fn new(forward: WeightedForward, weight: f64) -> OpWeightSearch {
+    pub(super) fn new(
+        forward: WeightedForward,
+        weight: f64,
+        is_interrupted: &'a dyn Fn() -> bool,
+    ) -> OpWeightSearch<'a> {
         let weights = forward.uniform(weight);
-        OpWeightSearch { forward, weights }
+        OpWeightSearch { forward, weights, is_interrupted }
     }
 
     /// The costs of all decisions with the current weights.
@@ -62,16 +66,19 @@ impl OpWeightSearch {
         (self.forward, self.weights)
     }
 
-    /// Raises the least cost of each segment, given these costs of a part in a step. Blocks need no more than `slack` seconds more than
-    /// now.
+    /// Raises the least cost of each segment, given the costs of a part in a step: those of blocks by `slack` seconds or less, and those
+    /// of embedding and head as far as possible.
     pub(super) fn raise(&mut self, step_costs: impl Fn(&ForwardParts) -> StepCosts, slack: f64) {
         let mut costs = HashMap::new();
         for part in self.forward.parts() {
             costs.entry((part.spec, part.grouping)).or_insert_with(|| step_costs(part));
         }
-        let mut specs: Vec<SegmentSpec> =
-            self.forward.parts().iter().map(|part| part.spec).collect();
-        specs.dedup();
+        let mut specs: Vec<SegmentSpec> = vec![];
+        for part in self.forward.parts() {
+            if !specs.contains(&part.spec) {
+                specs.push(part.spec);
+            }
+        }
         let is_block = |spec: &SegmentSpec| spec.kind == SegmentKind::Block;
         let mut cheapest: Option<(f64, NeighbourWeights)> = None;
         let mut targets = HashMap::new();
@@ -147,6 +154,9 @@ impl OpWeightSearch {
             let cost = |at: &usize| states[*at].cost;
             let cheapest = (0..states.len()).min_by(|a, b| cost(a).total_cmp(&cost(b)));
             let Some(at) = cheapest.filter(|at| states[*at].cost < target) else { break };
+            if (self.is_interrupted)() {
+                break;
+            }
             let index = states[at].index;
             let step_costs = &costs[&self.key(index)];
             let Some(tight) = &states[at].tight else {
@@ -189,7 +199,7 @@ impl OpWeightSearch {
         let mut program = PartProgram::new(&self.forward, index, costs, neighbours);
         let mut tried: PartWeights = self.weights[index].clone();
         let mut best = (f64::NEG_INFINITY, tried.clone());
-        let mut tight = None;
+        let mut tight = vec![];
         for _ in 0..PROGRAMS_MAX {
             let Some((cost, choice)) = program.cheapest(&tried) else { break };
             if cost > best.0 {
@@ -198,14 +208,14 @@ impl OpWeightSearch {
             if best.0 >= target {
                 break;
             }
-            // Decisions that are the cheapest halfway may be known; those with the weights of the program are new.
+            // Decisions that are the cheapest on the way may be known, but hardly those with the weights of the program.
             let is_known = program.knows(&choice);
             if !is_known {
                 program.add(choice);
             }
             let Some(solution) = program.solve(best.0) else { break };
             let ProgramSolution { weights, value, tight: of_solution } = solution;
-            tight = Some(of_solution);
+            tight = of_solution;
             if value <= best.0 * (1.0 + TOLERANCE) {
                 break;
             }
@@ -214,9 +224,7 @@ impl OpWeightSearch {
         }
         let (cost, weights) = best;
         self.weights[index] = weights;
-        // Without the library no weights are found.
-        let tight = tight.or_else(|| Some(vec![])).filter(|_| cost < target);
-        PartState { index, cost, tight }
+        PartState { index, cost, tight: (cost < target).then_some(tight) }
     }
 
     /// The node with the longest collective by which a part can be divided: one that some of these decisions have and others have not,

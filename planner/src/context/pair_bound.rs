@@ -84,7 +84,9 @@ impl ContextSolver<'_> {
         }
         let specs = layout.specs(segments.shape_count());
         let Some(parts) = segments.forward_parts(&specs, context) else { return known };
-        let mut search = OpWeightSearch::new(WeightedForward::new(parts, slowdown), weight);
+        let is_interrupted = || self.out_of_time();
+        let forward = WeightedForward::new(parts, slowdown);
+        let mut search = OpWeightSearch::new(forward, weight, &is_interrupted);
         let relaxed = self.relaxed_layout(context, layout);
         let rooms = self.block_rooms(context, &relaxed.embedding_and_head);
         let bounds = |costs| {
@@ -301,7 +303,7 @@ mod tests {
                         besides: part.backward.to_vec(),
                         passes: 1.0,
                     };
-                    let mut search = OpWeightSearch::new(forward, 0.5);
+                    let mut search = OpWeightSearch::new(forward, 0.5, &|| false);
                     search.raise(step_costs, 0.1 * end);
                     let (forward, weights) = search.into_weights();
                     let raised = sum(&forward, &weights);
