@@ -100,8 +100,8 @@ impl<'a> CollectiveBounds<'a> {
                 let mut priced = PricedRoom { longer: *longer, room: *room, price: 0.0 };
                 let bound = priced
                     .raise([known.max(largest.0), incumbent], None, |priced| self.line(priced));
-                if bound.is_some_and(|bound| bound > largest.0) {
-                    largest = (bound.unwrap_or_default(), Some(priced));
+                if let Some(bound) = bound.filter(|bound| *bound > largest.0) {
+                    largest = (bound, Some(priced));
                 }
             }
         }

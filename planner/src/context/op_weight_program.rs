@@ -34,6 +34,25 @@ pub(super) struct StepCosts {
     pub passes: f64,
 }
 
+impl StepCosts {
+    /// The cheapest decisions of a part with these weights, and their cost in seconds; `None` without legal decisions.
+    pub(super) fn cheapest(
+        &self,
+        (forward, index): (&WeightedForward, usize),
+        weights: &[[f64; 2]],
+        neighbours: Neighbours,
+    ) -> Option<(f64, Vec<u32>)> {
+        let neighbours = match neighbours {
+            Neighbours::Given(weights) => weights,
+            Neighbours::Same => forward.end_weights(index, weights),
+        };
+        let of_pass = forward.part_costs(index, weights, &neighbours);
+        let all = of_pass.iter().zip(&self.besides);
+        let all = all.map(|(of_pass, besides)| self.passes * of_pass + besides);
+        forward.parts()[index].cheapest(&all.collect::<Vec<_>>())
+    }
+}
+
 /// Weights of the segments around a part.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Neighbours {
@@ -103,12 +122,14 @@ impl<'a> PartProgram<'a> {
         };
         program.limit_collectives();
         program.limit_ends();
-        for [linear, add] in &part.residual_sums {
+        for slots in &part.residual_sums {
             for side in [0, 1] {
-                program.add_no_larger(
-                    program.computation_in(side, *linear),
-                    program.computation_in(side, *add),
-                );
+                if let [Some(linear), Some(add)] =
+                    slots.map(|slot| program.computation_in(side, slot))
+                    && linear != add
+                {
+                    program.add_no_larger(linear, add);
+                }
             }
         }
         program
@@ -137,7 +158,7 @@ impl<'a> PartProgram<'a> {
 
     fn limit_by(&mut self, collectives: usize, side: usize, slots: RangeInclusive<usize>) {
         for variable in self.computations_in(side, slots) {
-            self.add_no_larger(Some(collectives), Some(variable));
+            self.add_no_larger(collectives, variable);
         }
     }
 
@@ -158,12 +179,8 @@ impl<'a> PartProgram<'a> {
         }
     }
 
-    fn add_no_larger(&mut self, smaller: Option<usize>, larger: Option<usize>) {
-        if let (Some(smaller), Some(larger)) = (smaller, larger)
-            && smaller != larger
-        {
-            self.add_row(vec![(smaller, 1.0), (larger, -1.0)], 0.0);
-        }
+    fn add_no_larger(&mut self, smaller: usize, larger: usize) {
+        self.add_row(vec![(smaller, 1.0), (larger, -1.0)], 0.0);
     }
 
     fn add_row(&mut self, terms: Vec<(usize, f64)>, rhs: f64) {
@@ -188,14 +205,7 @@ impl<'a> PartProgram<'a> {
 
     /// The cheapest decisions with these weights, and their cost in seconds; `None` without legal decisions.
     pub(super) fn cheapest(&self, weights: &[[f64; 2]]) -> Option<(f64, Vec<u32>)> {
-        let neighbours = match self.neighbours {
-            Neighbours::Given(weights) => weights,
-            Neighbours::Same => self.forward.end_weights(self.index, weights),
-        };
-        let StepCosts { besides, passes } = self.costs;
-        let forward = self.forward.part_costs(self.index, weights, &neighbours);
-        let all = forward.iter().zip(besides).map(|(forward, besides)| passes * forward + besides);
-        self.forward.parts()[self.index].cheapest(&all.collect::<Vec<_>>())
+        self.costs.cheapest((self.forward, self.index), weights, self.neighbours)
     }
 
     /// Whether decisions are known.

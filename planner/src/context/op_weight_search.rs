@@ -83,9 +83,10 @@ impl<'a> OpWeightSearch<'a> {
         let mut cheapest: Option<(f64, NeighbourWeights)> = None;
         let mut targets = HashMap::new();
         for spec in specs.iter().copied().filter(is_block) {
-            let target = self.least_cost(spec, &costs, Neighbours::Same) + slack;
-            targets.insert(spec, target);
-            let states = self.raise_segment(spec, &costs, Neighbours::Same, target);
+            let states = self.states(spec, &costs, Neighbours::Same);
+            let least = states.iter().map(|state| state.cost).fold(f64::INFINITY, f64::min);
+            targets.insert(spec, least + slack);
+            let states = self.raise_segment(states, &costs, Neighbours::Same, least + slack);
             let least = states.iter().min_by(|a, b| a.cost.total_cmp(&b.cost));
             if let Some(PartState { index, cost, .. }) = least
                 && cheapest.is_none_or(|(other, _)| *cost < other)
@@ -97,7 +98,9 @@ impl<'a> OpWeightSearch<'a> {
         self.raise_ends(neighbours);
         for spec in specs {
             let target = targets.get(&spec).copied().unwrap_or(f64::INFINITY);
-            self.raise_segment(spec, &costs, Neighbours::Given(neighbours), target);
+            let neighbours = Neighbours::Given(neighbours);
+            let states = self.states(spec, &costs, neighbours);
+            self.raise_segment(states, &costs, neighbours, target);
         }
     }
 
@@ -114,17 +117,6 @@ impl<'a> OpWeightSearch<'a> {
                 }
             }
         }
-    }
-
-    /// The cost of the cheapest decisions of a segment with the current weights, in seconds.
-    fn least_cost(
-        &self,
-        spec: SegmentSpec,
-        costs: &HashMap<PartKey, StepCosts>,
-        neighbours: Neighbours,
-    ) -> f64 {
-        let states = self.states(spec, costs, neighbours);
-        states.iter().map(|state| state.cost).fold(f64::INFINITY, f64::min)
     }
 
     /// The parts of a segment with their current weights.
@@ -144,12 +136,11 @@ impl<'a> OpWeightSearch<'a> {
     /// Raises the costs of the cheapest parts of a segment to a target.
     fn raise_segment(
         &mut self,
-        spec: SegmentSpec,
+        mut states: Vec<PartState>,
         costs: &HashMap<PartKey, StepCosts>,
         neighbours: Neighbours,
         target: f64,
     ) -> Vec<PartState> {
-        let mut states = self.states(spec, costs, neighbours);
         loop {
             let cost = |at: &usize| states[*at].cost;
             let cheapest = (0..states.len()).min_by(|a, b| cost(a).total_cmp(&cost(b)));
@@ -183,8 +174,8 @@ impl<'a> OpWeightSearch<'a> {
 
     /// A part with its current weights; `None` without legal decisions.
     fn state(&self, index: usize, costs: &StepCosts, neighbours: Neighbours) -> Option<PartState> {
-        let program = PartProgram::new(&self.forward, index, costs, neighbours);
-        let (cost, _) = program.cheapest(&self.weights[index])?;
+        let part = (&self.forward, index);
+        let (cost, _) = costs.cheapest(part, &self.weights[index], neighbours)?;
         Some(PartState { index, cost, tight: None })
     }
 
