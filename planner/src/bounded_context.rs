@@ -110,9 +110,10 @@ impl BoundedContext {
         }
     }
 
-    /// Replaces the bound by that of the next level.
+    /// Raises the bound to that of the next level.
     pub(crate) fn tighten(&mut self, solver: &ContextSolver) {
-        (self.bound, self.level) = match self.next_passes() {
+        let known = self.step_time_bound();
+        let (bound, level) = match self.next_passes() {
             Some((_, links)) => {
                 let level = match links {
                     PassLinks::FastInterNode => BoundLevel::FastPasses,
@@ -122,6 +123,8 @@ impl BoundedContext {
             }
             None => (solver.lower_bound(&self.context), BoundLevel::Own),
         };
+        self.bound = bound.map(|bound| Seconds(bound.0.max(known)));
+        self.level = level;
     }
 
     /// The lower bound; infinite for a context without a plan.

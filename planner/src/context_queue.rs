@@ -7,17 +7,32 @@
 
 use std::collections::VecDeque;
 
-use narrows_plan::Context;
+use narrows_plan::{Context, Seconds};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::bounded_context::{BoundedContext, PassNumbers};
-use crate::context::{PassLinks, flops_bound};
+use crate::context::{ContextSolver, PassLinks};
 use crate::context_solvers::ContextSolvers;
 use crate::deadline::Deadline;
 use crate::feasible_plan::FeasiblePlan;
+use crate::infeasible::Infeasible;
 use crate::objective::Objective;
 use crate::segment::PassKey;
+
+/// The first bound of a context on its step time. The ops of the model may add up to less than their FLOPs need: a sum within a GEMM
+/// may be shorter than the addition that it replaces.
+fn first_bound(
+    solver: &ContextSolver,
+    context: &Context,
+    deadline: &Deadline,
+) -> Result<Seconds, Infeasible> {
+    let of_flops = solver.flops_bound(context)?;
+    if deadline.is_half_over() {
+        return Ok(of_flops);
+    }
+    Ok(Seconds(solver.ops_bound(context)?.0.max(of_flops.0)))
+}
 
 /// Passes that are priced in parallel.
 const PASSES: usize = 4;
@@ -53,10 +68,7 @@ impl<'a> ContextQueue<'a> {
             contexts.into_iter().map(&mut with_numbers).collect();
         let bounded = |(index, (context, passes)): (usize, (Context, PassNumbers))| {
             let solver = solvers.of(&context);
-            let bound = match deadline.is_half_over() {
-                false => solver.ops_bound(&context),
-                true => flops_bound(solver.request, &context),
-            };
+            let bound = first_bound(solver, &context, deadline);
             let beyond_kernels = solver.beyond_kernels_min(&context);
             BoundedContext::new(objective, (index, context), passes, bound, beyond_kernels)
         };

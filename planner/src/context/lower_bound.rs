@@ -40,6 +40,16 @@ impl ContextSolver<'_> {
         Ok(Seconds(average.step_time(context)))
     }
 
+    /// Lower bound that needs no tables: [`flops_bound`].
+    ///
+    /// # Errors
+    /// The reason why the context has no plan.
+    pub(crate) fn flops_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
+        let segments = self.segments;
+        let (parameters, flops) = (segments.parameters(), segments.sequence_flops());
+        bound_of_flops(self.request, (parameters, flops), context)
+    }
+
     /// The key of the passes of a context. Contexts with equal keys share the tables of their passes.
     pub(crate) fn pass_key(&self, context: &Context, links: PassLinks) -> PassKey {
         self.segments_with(context, links).pass_key(context)
@@ -217,11 +227,19 @@ fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
 /// # Errors
 /// The reason why the context has no plan.
 pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infeasible> {
-    let parameters = request.model.parameters();
+    let flops = model_flops(&request.model, request.sequence_length);
+    bound_of_flops(request, (request.model.parameters(), flops), context)
+}
+
+/// The bound of a model with this many parameters, and these FLOPs of a sequence.
+fn bound_of_flops(
+    request: &Request,
+    (parameters, flops): (u64, f64),
+    context: &Context,
+) -> Result<Seconds, Infeasible> {
     if let Some(infeasible) = too_large(parameters, context, request.arena_limit()) {
         return Err(infeasible);
     }
-    let flops = model_flops(&request.model, request.sequence_length);
     let peak =
         request.profile.total_peak_flops_per_s(context.mesh.devices(), context.compute_dtype());
     Ok(Seconds(flops * request.global_batch as f64 / peak))

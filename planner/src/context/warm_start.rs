@@ -3,7 +3,6 @@
 use narrows_plan::{Bytes, Context, Seconds};
 use rayon::prelude::*;
 
-use super::lower_bound::flops_bound;
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
 use crate::bounded_context::BoundedContext;
@@ -35,7 +34,7 @@ impl ContextSolver<'_> {
     /// A fallback for short time limits, without a bound: an even partition in the first context in which one
     /// fits, in the order of [`estimated_slowdown`].
     pub(crate) fn first_feasible(&self, contexts: &[Context]) -> Option<FeasiblePlan> {
-        let possible = contexts.iter().filter(|context| flops_bound(self.request, context).is_ok());
+        let possible = contexts.iter().filter(|context| self.flops_bound(context).is_ok());
         let mut possible: Vec<&Context> = possible.collect();
         possible.sort_by(|a, b| estimated_slowdown(a).total_cmp(&estimated_slowdown(b)));
         for chunk in possible.chunks(CHUNK) {

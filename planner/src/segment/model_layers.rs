@@ -3,6 +3,8 @@
 use narrows_plan::graph::{BlockShape, BoundaryTensor};
 use narrows_plan::model::{Block, Linear, Model, Weight};
 
+use crate::predict::model_flops;
+
 /// The layers of a model.
 pub(super) struct ModelLayers {
     /// The distinct block shapes.
@@ -11,6 +13,8 @@ pub(super) struct ModelLayers {
     pub layer_shapes: Vec<usize>,
     /// Number of parameters of the model.
     pub parameters: u64,
+    /// FLOPs of one sequence, forward and backward.
+    pub sequence_flops: f64,
     /// Number of parameters of a block on average, rounded down.
     pub block_parameters: u64,
     /// Least number of parameters of the linears of a block, without those of crossing latents.
@@ -22,7 +26,7 @@ pub(super) struct ModelLayers {
 }
 
 impl ModelLayers {
-    pub(super) fn new(model: &Model) -> ModelLayers {
+    pub(super) fn new(model: &Model, sequence_length: u64) -> ModelLayers {
         let layers = BlockShape::all(model);
         let crossing_widths = BlockShape::crossing_widths(&layers);
         let narrowest_carried = narrowest_carried(&layers, model.hidden);
@@ -45,6 +49,7 @@ impl ModelLayers {
             shapes,
             layer_shapes,
             parameters,
+            sequence_flops: model_flops(model, sequence_length),
             block_parameters,
             block_parameters_min: block_parameters_min.unwrap_or(0),
             crossing_widths,

@@ -73,7 +73,7 @@ impl<'a> SegmentSolver<'a> {
         let mut solver = SegmentSolver {
             request,
             cache,
-            layers: Arc::new(ModelLayers::new(&request.model)),
+            layers: Arc::new(ModelLayers::new(&request.model, request.sequence_length)),
             alternatives,
             priced,
             prices: prices.map(|prices| prices.own),
@@ -143,6 +143,11 @@ impl<'a> SegmentSolver<'a> {
     /// Number of parameters of the model.
     pub(crate) fn parameters(&self) -> u64 {
         self.layers.parameters
+    }
+
+    /// FLOPs of one sequence, forward and backward.
+    pub(crate) fn sequence_flops(&self) -> f64 {
+        self.layers.sequence_flops
     }
 
     /// Number of parameters of a block on average, rounded down.
