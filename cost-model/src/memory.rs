@@ -7,7 +7,7 @@
 //! search reduces the blocks' limit by them.
 
 use narrows_plan::emit::{activation_bytes, may_defer_weight_gradient, overlapped_weight_gradient};
-use narrows_plan::graph::{Op, OpId, ValueId};
+use narrows_plan::graph::{Op, OpId, SegmentKind, ValueId};
 use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
 use narrows_plan::{Bytes, Layout};
 
@@ -36,14 +36,16 @@ pub struct DeferredBytes {
 pub struct InFlight {
     /// Microbatches between their forward and their backward pass.
     pub kept: u64,
-    /// Microbatches between their backward pass and a pass for weight gradients, without the one whose backward pass has just ended.
+    /// Microbatches between their forward pass and a pass for weight gradients, beyond those that are kept.
     pub deferred: u64,
+    /// Microbatches between their backward pass and a pass for weight gradients; 0 where the one follows the other at once.
+    pub written: u64,
 }
 
 impl InFlight {
     /// Multiplicities of the bytes kept, of the [operands kept](DeferredBytes::kept), and of [those written](DeferredBytes::written).
     pub fn weights(self) -> [u64; 3] {
-        [self.kept, self.deferred, self.deferred + u64::from(self.deferred > 0)]
+        [self.kept, self.deferred, self.written]
     }
 }
 
@@ -64,12 +66,19 @@ pub fn kept_bytes(space: &SegmentSpace, choice: &SegmentChoice) -> Bytes {
     ops.chain(space.segment.value_ids().map(flow)).sum()
 }
 
-/// The bytes that an op always keeps: the statistics of a norm, and the logits, which the loss replaces by their gradient.
+/// The bytes that an op always keeps: the statistics of a norm, and the logits, which the loss replaces by their gradient. Where
+/// the head's linear writes the gradient of its input, all that the head keeps is there as well: a share of it counts for
+/// each microbatch of a pass.
 pub(crate) fn op_kept_bytes(space: &SegmentSpace, id: OpId, option: &OpOption) -> Bytes {
-    let layout = || option.choice.inputs[0].forward;
-    match space.segment.op(id).op {
-        Op::Norm { .. } => Bytes(4 * space.context.rows(layout())),
-        Op::Loss { vocab } => activation_bytes(vocab, layout(), &space.context),
+    let SegmentSpace { segment, context, .. } = space;
+    let input = option.choice.inputs.first();
+    let bytes = |width, layout| activation_bytes(width, layout, context);
+    match (&segment.op(id).op, input) {
+        (Op::Norm { .. }, Some(input)) => Bytes(4 * context.rows(input.forward)),
+        (Op::Loss { vocab }, Some(input)) => bytes(*vocab, input.forward),
+        (Op::Linear(linear), Some(input)) if segment.kind == SegmentKind::Head => {
+            Bytes(bytes(linear.members[0].d_in, input.backward).0 / context.pass_microbatches())
+        }
         _ => Bytes(0),
     }
 }

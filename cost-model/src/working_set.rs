@@ -14,7 +14,7 @@ use narrows_plan::emit::{
     InstrTemplate, OperandSlot, TemplateOperand, activation_bytes, op_backward,
 };
 use narrows_plan::graph::{Op, OpId, ValueId};
-use narrows_plan::strategy::{OpParameters, SegmentSpace, backward_reads_input};
+use narrows_plan::strategy::{Flow, OpParameters, Save, SegmentSpace, backward_reads_input};
 use narrows_plan::{Bytes, Context, Layout};
 
 use crate::memory::flow_kept_bytes;
@@ -227,7 +227,8 @@ fn input_kept_min(space: &SegmentSpace, op: OpId) -> Bytes {
     if readers.peek().is_none() || readers.any(|reader| reader >= op) {
         return Bytes(0);
     }
-    let flows = space.flows[input.0 as usize].iter();
+    let has_kept_copy = |flow: &&Flow| flow.saves.contains(&Save::Kept);
+    let flows = space.flows[input.0 as usize].iter().filter(has_kept_copy);
     flows.map(|flow| flow_kept_bytes(space, *input, flow)).min().unwrap_or_default()
 }
 

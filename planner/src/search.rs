@@ -142,7 +142,7 @@ mod tests {
         Request {
             tensor: Some(4),
             micro_batch: Some(4),
-            memory_limit: MemoryLimit::Bytes(Bytes(18 << 30)),
+            memory_limit: MemoryLimit::Bytes(Bytes(14 << 30)),
             ..Request::new(
                 presets::find("cola-7b").unwrap(),
                 profile::preset("a100-80gb").unwrap(),

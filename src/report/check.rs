@@ -168,7 +168,8 @@ impl StageSummary {
             }
         }
         let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
-        let in_flight: Vec<u64> = stage.chunks.iter().map(|chunk| chunk.slots * in_pass).collect();
+        let in_flight = |chunk| stage.microbatches_in_flight(chunk) * in_pass;
+        let in_flight: Vec<u64> = (0..stage.chunks.len()).map(in_flight).collect();
         let has_exact_step = !stage.exact_step.is_empty();
         let in_exact_step = |count: usize| has_exact_step.then_some(count as u64);
         StageSummary {

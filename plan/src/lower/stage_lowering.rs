@@ -100,11 +100,6 @@ impl<'a> StageLowering<'a> {
         let has_weight_gradient_passes =
             self.program.chunks.iter().any(|chunk| !chunk.weight_gradient.is_empty());
         self.program.schedule = schedule.passes(has_weight_gradient_passes);
-        for chunk in 0..self.program.chunks.len() {
-            let last = self.program.chunks[chunk].last_phase();
-            let slots = self.program.microbatches_between(chunk, Phase::Forward, last);
-            self.program.chunks[chunk].slots = slots;
-        }
         place_buffers(&mut self.program);
         self.program
     }

@@ -70,12 +70,21 @@ impl StageSchedule {
         }
     }
 
-    /// Number of microbatches whose weight gradients wait while the most activations are stored, beside those that have not ended
-    /// their backward passes; 0 where backward passes compute all weight gradients.
+    /// Number of microbatches that have begun their forward pass and not ended that for weight gradients, at most, beyond those
+    /// [in flight](StageSchedule::microbatches_in_flight); 0 where backward passes compute all weight gradients.
     pub fn microbatches_deferred(&self) -> u64 {
         match self.defers_weight_gradients() {
             // As many microbatches as there are stages have begun and not ended.
             true => self.stages.min(self.microbatches) - self.microbatches_in_flight(0),
+            false => 0,
+        }
+    }
+
+    /// Number of microbatches that have begun their backward pass and not ended that for weight gradients, at most; 0 where the one
+    /// follows the other at once, and where backward passes compute all weight gradients.
+    pub fn weight_gradients_waiting(&self) -> u64 {
+        match self.defers_weight_gradients() && self.microbatches > 1 {
+            true => (self.stage + 1).min(self.microbatches),
             false => 0,
         }
     }
@@ -152,6 +161,11 @@ impl StageProgram {
     /// The largest number of microbatches that have begun phase `from` of a chunk and not ended phase `to`.
     pub(crate) fn microbatches_between(&self, chunk: usize, from: Phase, to: Phase) -> u64 {
         most_between(self.passes_through(chunk), [from, to])
+    }
+
+    /// The largest number of microbatches that have begun their first pass through a chunk and not ended their last one.
+    pub fn microbatches_in_flight(&self, chunk: usize) -> u64 {
+        self.microbatches_between(chunk, Phase::Forward, self.chunks[chunk].last_phase())
     }
 
     /// Whether every pass of a phase directly follows the previous pass of its microbatch through the same chunk.

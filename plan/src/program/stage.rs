@@ -36,7 +36,7 @@ pub struct ModelChunk {
     pub backward: Vec<Instr>,
     /// Weight-gradient pass of one microbatch; empty where the backward pass computes all weight gradients.
     pub weight_gradient: Vec<Instr>,
-    /// Microbatches that have begun their forward pass and not ended their last pass at once, at most.
+    /// Slots that microbatches use in turn: at least as many as have begun their forward pass and not ended their last pass at once.
     pub slots: u64,
 }
 

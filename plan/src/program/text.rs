@@ -82,9 +82,10 @@ impl StageProgram {
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, stage) in self.stages.iter().enumerate() {
-            let slots: Vec<String> =
-                stage.chunks.iter().map(|chunk| chunk.slots.to_string()).collect();
-            writeln!(f, "stage {index}: arena {}, {} in flight", stage.arena, slots.join(" + "))?;
+            let in_flight = |chunk: usize| stage.microbatches_in_flight(chunk).to_string();
+            let in_flight: Vec<String> = (0..stage.chunks.len()).map(in_flight).collect();
+            let in_flight = in_flight.join(" + ");
+            writeln!(f, "stage {index}: arena {}, {in_flight} in flight", stage.arena)?;
             for at in stage.chunk_phases() {
                 let instructions = stage.instructions(at);
                 if at.phase == Phase::WeightGradient && instructions.is_empty() {

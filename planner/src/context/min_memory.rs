@@ -273,7 +273,7 @@ impl ContextSolver<'_> {
         let is_once = |chunk: &&ChunkSolutions| chunk.in_flight.kept == context.pass_microbatches();
         let of_stage = |stage: usize| {
             let chunks = &chunks[stage];
-            if chunks.iter().any(|chunk| chunk.in_flight.deferred > 0) {
+            if chunks.iter().any(|chunk| chunk.in_flight.written > 0) {
                 return Bytes(0);
             }
             match chunks.iter().rfind(is_once) {

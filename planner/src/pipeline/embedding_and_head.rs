@@ -30,7 +30,7 @@ pub(crate) struct EmbeddingAndHead {
 /// Microbatches whose activations the head keeps while the blocks of the last stage keep most: those of a pass, whose backward pass
 /// follows the forward pass at once with every schedule. The blocks then keep what they have of these and of other microbatches.
 fn head_in_flight(context: &Context) -> InFlight {
-    InFlight { kept: context.pass_microbatches(), deferred: 0 }
+    InFlight { kept: context.pass_microbatches(), ..InFlight::default() }
 }
 
 impl EmbeddingAndHead {

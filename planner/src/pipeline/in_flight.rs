@@ -16,5 +16,6 @@ pub(crate) fn in_flight_in_chunk(context: &Context, stage: usize, chunk: u64) ->
     InFlight {
         kept: schedule.microbatches_in_flight(chunk) * in_pass,
         deferred: schedule.microbatches_deferred() * in_pass,
+        written: schedule.weight_gradients_waiting() * in_pass,
     }
 }

@@ -164,7 +164,7 @@ mod tests {
     use crate::deadline::Deadline;
     use crate::request::Request;
 
-    const ONE: InFlight = InFlight { kept: 1, deferred: 0 };
+    const ONE: InFlight = InFlight { kept: 1, deferred: 0, written: 0 };
 
     #[test]
     fn a_hull_without_all_groupings_is_unproven() {

@@ -110,6 +110,18 @@ fn no_schedule_has_a_deadlock() {
                     assert!(of_chunk.slots >= in_flight, "{case}");
                     assert!(of_chunk.slots == in_flight || schedule == ZeroBubble, "{case}");
                     assert!(of_chunk.slots <= (2 * stages).min(microbatches), "{case}");
+                    let most = |first, last| stage.microbatches_between(chunk, first, last);
+                    assert_eq!(most(Phase::Forward, Phase::Backward), in_flight, "{case}");
+                    if schedule_of_stage.defers_weight_gradients() {
+                        let deferred = schedule_of_stage.microbatches_deferred();
+                        let all = most(Phase::Forward, Phase::WeightGradient);
+                        assert_eq!(all, in_flight + deferred, "{case}");
+                        let waiting = match microbatches {
+                            1 => 0,
+                            _ => most(Phase::Backward, Phase::WeightGradient),
+                        };
+                        assert_eq!(waiting, schedule_of_stage.weight_gradients_waiting(), "{case}");
+                    }
                 }
             }
             let errors = transfer_errors(&program);
