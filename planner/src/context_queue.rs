@@ -204,3 +204,36 @@ impl<'a> ContextQueue<'a> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use crate::context_space::contexts;
+    use crate::request::Request;
+    use crate::segment::SegmentSolver;
+
+    use super::*;
+
+    /// On a tensor axis of 512, sums within GEMMs save more than the additions take at least.
+    #[test]
+    fn no_first_bound_is_less_than_that_of_the_flops() {
+        let model = presets::find("cola-30b").expect("a preset");
+        let profile = profile::preset("a100-80gb").expect("a preset");
+        let request = Request {
+            tensor: Some(512),
+            ..Request::new(model, profile, 512, 4096, 4096)
+        };
+        let segments = SegmentSolver::new(&request, Deadline::none());
+        let solver = ContextSolver::new(&request, &segments);
+        let mut negative = 0;
+        for context in contexts(&request) {
+            let of_flops = solver.flops_bound(&context).expect("a bound");
+            let first = first_bound(&solver, &context, &Deadline::none()).expect("a bound");
+            assert!(first >= of_flops, "{context:?}: {first} and {of_flops}");
+            negative += usize::from(solver.ops_bound(&context).expect("a bound").0 < 0.0);
+        }
+        assert!(negative > 0, "no bound of the ops is negative");
+    }
+}

@@ -27,6 +27,25 @@ fn schedules_are_searched_fixed_and_priced() {
     assert!(page.contains("zero-bubble"), "{page}");
 }
 
+/// Where blocks keep little for their backward passes, stages have more slots than microbatches in flight, and copies for fewer
+/// microbatches; they train alike.
+#[test]
+fn zero_bubble_stages_that_recompute_blocks_train_as_others_in_less_memory() {
+    let run = |flags: &str| {
+        json(&format!(
+            "run --model cola-tiny --hardware cpu-local --devices 4 --pipeline 4 --micro-batch 1 \
+             --global-batch 16 --sequence-length 64 --recompute block --steps 3 {flags}"
+        ))
+    };
+    let (zero_bubble, one_f_one_b) = (run("--schedule zero-bubble"), run("--schedule 1f1b"));
+    let loss = |answer: &Value| answer["loss_last"].as_f64().expect("a loss");
+    let (loss, expected) = (loss(&zero_bubble), loss(&one_f_one_b));
+    assert!((loss / expected - 1.0).abs() < 1e-5, "{loss} and {expected}");
+    // With 4 slots, the third stage would need 10,583,296 bytes: 4 copies of what 3 microbatches need.
+    let third = zero_bubble["allocated_bytes"][2].as_u64().expect("bytes");
+    assert!(third < 9_600_000, "{third}");
+}
+
 /// An interleaved pipeline lists the blocks of every chunk, is proven correct and priced alike, and its stages are idle for
 /// less time than with 1F1B.
 #[test]
