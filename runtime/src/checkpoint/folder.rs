@@ -113,6 +113,16 @@ pub(super) fn create(dir: &Path) -> Result<(), CheckpointError> {
 pub(super) fn create_temporary(dir: &Path) -> Result<TempDir, CheckpointError> {
     create(dir)?;
     remove_leftovers(dir);
+    temporary_entry(dir)
+}
+
+/// Checks that checkpoints can be created in a folder: creates and removes one without files.
+pub(super) fn probe_entries(dir: &Path) -> Result<(), CheckpointError> {
+    let removed = temporary_entry(dir)?.close();
+    removed.map_err(CheckpointError::io(dir, "written into"))
+}
+
+fn temporary_entry(dir: &Path) -> Result<TempDir, CheckpointError> {
     temporary_folder(dir, TEMPORARY.0, TEMPORARY.1)
         .map_err(CheckpointError::io(dir, "written into"))
 }

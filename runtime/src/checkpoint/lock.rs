@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, CheckpointFault};
-use super::folder::{create, remove_leftovers};
+use super::folder::{create, probe_entries, remove_leftovers};
 
 /// Distinct from the names of checkpoints and of their temporary folders.
 const NAME: &str = ".narrows-lock";
@@ -96,10 +96,10 @@ fn is_same_file(_one: &Metadata, _other: &Metadata) -> bool {
 }
 
 /// Locks the checkpoint folder of a run, which is created if necessary, and removes what killed runs left unfinished there.
-/// On file systems without locks this function only creates the folder.
+/// On file systems without locks this function only creates the folder and checks that it can have checkpoints.
 ///
 /// # Errors
-/// When another run has locked the folder, or it cannot be written to.
+/// When another run has locked the folder, or no checkpoint can be created in it.
 pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
     let path = dir.join(NAME);
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty());
@@ -118,7 +118,10 @@ pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
             }
             let lock = FolderLock { dir: dir.to_path_buf(), file, created };
             // A run that ended without a checkpoint may have removed the file since it was opened.
-            lock.verify().map(|()| lock)
+            lock.verify()?;
+            // A lock file that an earlier run left may be writable in a folder that is not.
+            probe_entries(dir)?;
+            Ok(lock)
         }
     }
 }
@@ -141,6 +144,27 @@ mod tests {
         assert!(lock(dir.path()).is_err() && left.exists());
         drop(first);
         assert!(kept.exists() && dir.path().join(NAME).exists(), "there is a checkpoint");
+    }
+
+    /// The path of the folder is too long for the names of checkpoints, but not for that of the lock file. Other than with
+    /// permissions, root cannot create them either.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_folder_that_can_have_the_lock_file_alone_is_refused() {
+        const PATH_BYTES_MAX: usize = 4095;
+        let outer = tempfile::tempdir().unwrap();
+        let mut dir = outer.path().to_path_buf();
+        let target = PATH_BYTES_MAX - NAME.len() - 3;
+        while dir.as_os_str().len() < target {
+            let left = target - dir.as_os_str().len() - 1;
+            // The rest must have room for a separator and a name.
+            dir.push("d".repeat(if left > 200 { left.min(200).min(left - 2) } else { left }));
+        }
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(NAME), "").unwrap();
+        let error = lock(&dir).unwrap_err().to_string();
+        assert!(error.contains(": cannot be written into: "), "{error}");
+        assert!(dir.join(NAME).exists(), "the lock file was there before");
     }
 
     #[test]
