@@ -242,6 +242,51 @@ fn resuming_automatically_sets_damaged_checkpoints_aside() {
     assert!(files.step(4).exists() && files.at("kept/step-00000003.damaged").exists());
 }
 
+/// The manifest agrees with the edited files.
+#[test]
+fn resuming_automatically_sets_edited_checkpoints_aside() {
+    let files = Files::new();
+    let expected = uninterrupted(6);
+    let decay = "--decay-steps 6 --checkpoint-every 1 --keep 6";
+    stdout(&format!("{} {decay}", files.flags(5)));
+    let edit = |step: u64, name: &str, edit: &dyn Fn(&mut Vec<u8>)| {
+        let folder = files.step(step);
+        let mut bytes = fs::read(folder.join(name)).unwrap();
+        edit(&mut bytes);
+        fs::write(folder.join(name), &bytes).unwrap();
+        let manifest = folder.join("manifest.json");
+        let mut value: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+        let sha256 = hex::encode(narrows_runtime::sha256(&bytes));
+        value["files"][name] = serde_json::json!({ "bytes": bytes.len(), "sha256": sha256 });
+        fs::write(&manifest, value.to_string()).unwrap();
+    };
+    // The header of the weights begins at byte 8.
+    edit(5, "model.safetensors", &|bytes| bytes[8] = b'!');
+    edit(4, "state.json", &|bytes| {
+        let mut state: Value = serde_json::from_slice(bytes).unwrap();
+        state["step"] = Value::from(2);
+        *bytes = state.to_string().into_bytes();
+    });
+    edit(3, "state.json", &|bytes| bytes[0] = b'!');
+    let message = failure(&format!("{} {decay} --resume", files.flags(6)), 2);
+    assert!(
+        message.contains("model.safetensors: header: is not a safetensors header"),
+        "{message}"
+    );
+    let resume = format!("{} {decay} --resume=auto", files.flags(6));
+    let output = narrows(&resume).assert().success().get_output().clone();
+    let message = String::from_utf8(output.stderr).unwrap();
+    for part in [
+        "step-00000005/model.safetensors: header: is not a safetensors header",
+        "step-00000004/state.json: field `step`: is 2, and the name of the folder has 4; the checkpoint is now ",
+        "step-00000003/state.json: ",
+    ] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert_eq!(files.curve(), expected);
+    assert!((3..=5).all(|step| files.at(&format!("kept/step-{step:08}.damaged")).is_dir()));
+}
+
 /// Changes a byte in the middle of a file.
 pub fn damage(file: &Path) {
     let mut bytes = fs::read(file).unwrap();

@@ -159,7 +159,7 @@ pub enum TensorFault {
         /// Shape in the checkpoint.
         actual: Vec<u64>,
     },
-    /// The slices of the tensor are not all of its elements, or lie outside of it.
+    /// The slices of the tensor are not each of its elements once, or lie outside of it.
     #[error("has slices that do not make up the model's tensor")]
     Incomplete,
     /// The tensor has another number of elements than the model's.

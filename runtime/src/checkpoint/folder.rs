@@ -64,18 +64,28 @@ pub fn list(dir: &Path) -> Result<Vec<CheckpointFolder>, CheckpointError> {
         let entry = entry.map_err(CheckpointError::io(dir, "listed"))?;
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        let (base_name, replaced) = match name.strip_suffix(REPLACED) {
-            Some(base_name) => (base_name, true),
-            None => (name, false),
-        };
-        let step = base_name.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
-        let is_named = |step: &u64| folder_name(*step) == base_name && entry.path().is_dir();
-        if let Some(step) = step.filter(is_named) {
+        if let Some((step, replaced)) = step_of_name(name).filter(|_| entry.path().is_dir()) {
             checkpoints.push(CheckpointFolder { step, path: entry.path(), replaced });
         }
     }
     checkpoints.sort_by_key(|checkpoint| (std::cmp::Reverse(checkpoint.step), checkpoint.replaced));
     Ok(checkpoints)
+}
+
+/// The step in the name of a checkpoint's folder, and whether the checkpoint is being replaced; `None` for other names, which
+/// a copy of a checkpoint may have.
+fn step_of_name(name: &str) -> Option<(u64, bool)> {
+    let (base_name, replaced) = match name.strip_suffix(REPLACED) {
+        Some(base_name) => (base_name, true),
+        None => (name, false),
+    };
+    let step = base_name.strip_prefix(STEP)?.parse().ok()?;
+    (folder_name(step) == base_name).then_some((step, replaced))
+}
+
+/// The step in the name of a checkpoint's folder, if the name has one.
+pub(super) fn step_of_folder(path: &Path) -> Option<u64> {
+    step_of_name(path.file_name()?.to_str()?).map(|(step, _)| step)
 }
 
 /// The last complete checkpoint, if there is one: all files of its manifest exist and have their

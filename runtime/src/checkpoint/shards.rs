@@ -13,10 +13,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::Path;
 
 use narrows_plan::model::{Model, ParameterId};
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::Dtype;
 
 use super::error::{CheckpointError, CheckpointFault, TensorFault};
 use super::format::{
@@ -25,6 +26,7 @@ use super::format::{
 };
 use super::manifest::{Manifest, check_run};
 use super::names::{StoredParameter, stored_parameters};
+use super::tensors::FileHeader;
 use crate::process_group::StorageUse;
 use crate::session::{ModelTensors, Session, TensorKind, TensorSlice};
 
@@ -40,9 +42,6 @@ pub(super) const SLICES: &str = "slices";
 
 /// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
-
-/// Larger than any header of a shard.
-const HEADER_BYTES_MAX: u64 = 256 << 20;
 
 /// The shards of a checkpoint.
 pub(super) struct ShardReader<'a> {
@@ -131,9 +130,8 @@ impl<'a> ShardReader<'a> {
             }
         }
         for (name, stored) in parameters {
-            let slices = index.get(&stored.parameter.id).into_iter().flatten();
-            let found: u64 = slices.map(|(slice, _)| slice.count).sum();
-            if found != stored.parameter.elements() {
+            let slices = index.get(&stored.parameter.id).map_or(&[][..], Vec::as_slice);
+            if !is_every_element_once(slices, stored.parameter.elements()) {
                 let fault = CheckpointFault::tensor(name, TensorFault::Incomplete);
                 return Err(CheckpointError::new(self.folder, fault));
             }
@@ -164,22 +162,25 @@ impl<'a> ShardReader<'a> {
     }
 }
 
+/// Whether slices, each of which fits a tensor of so many elements, have each of its elements once.
+fn is_every_element_once(slices: &[(TensorSlice, SliceLocation)], elements: u64) -> bool {
+    // As many elements as the tensor has, before as many ranges are collected.
+    let counts = slices.iter().map(|(slice, _)| slice.count);
+    let found = counts.fold(0u64, u64::saturating_add);
+    if found != elements {
+        return false;
+    }
+    let mut ranges: Vec<Range<u64>> =
+        slices.iter().flat_map(|(slice, _)| slice.element_ranges()).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.windows(2).all(|pair| pair[0].end <= pair[1].start)
+}
+
 /// The tensors of a shard: name, slice and offset in the file.
-fn read_header(path: &Path) -> Result<Vec<(String, TensorSlice, u64)>, CheckpointError> {
+pub(super) fn read_header(path: &Path) -> Result<Vec<(String, TensorSlice, u64)>, CheckpointError> {
     let error = |fault| CheckpointError::new(path, fault);
     let invalid = |problem: &str| error(CheckpointFault::InvalidHeader { problem: problem.into() });
-    let mut file = File::open(path).map_err(CheckpointError::unreadable(path))?;
-    let bytes = file.metadata().map_err(CheckpointError::unreadable(path))?.len();
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(|_| invalid("the file is shorter than a header"))?;
-    let length = u64::from_le_bytes(length);
-    if length > HEADER_BYTES_MAX.min(bytes - 8) {
-        return Err(invalid("the header is longer than the file, or than any header"));
-    }
-    let mut header = vec![0; length as usize];
-    file.read_exact(&mut header).map_err(CheckpointError::unreadable(path))?;
-    let header: Metadata = serde_json::from_slice(&header)
-        .map_err(|error| invalid(&format!("is not a safetensors header: {error}")))?;
+    let FileHeader { header, data_start, bytes } = FileHeader::read(path)?;
     let slices = header.metadata().as_ref().and_then(|metadata| metadata.get(SLICES));
     let slices: BTreeMap<String, TensorSlice> = slices
         .and_then(|slices| serde_json::from_str(slices).ok())
@@ -193,9 +194,9 @@ fn read_header(path: &Path) -> Result<Vec<(String, TensorSlice, u64)>, Checkpoin
                 if info.dtype == Dtype::F32
                     && start <= end
                     && slice.count.checked_mul(4) == Some(end - start)
-                    && end <= bytes - 8 - length =>
+                    && end <= bytes - data_start =>
             {
-                tensors.push((name, slice, 8 + length + start));
+                tensors.push((name, slice, data_start + start));
             }
             _ => {
                 let problem =
@@ -209,6 +210,10 @@ fn read_header(path: &Path) -> Result<Vec<(String, TensorSlice, u64)>, Checkpoin
 
 #[cfg(test)]
 mod tests {
+    use safetensors::tensor::{Metadata, TensorInfo};
+
+    use super::super::format::{SHARDS_VERSION, format_field};
+    use super::super::manifest::FileEntry;
     use super::*;
 
     /// A shard of one tensor of two elements.
@@ -217,6 +222,71 @@ mod tests {
         let tensor = r#""a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
         let header = format!(r#"{{"__metadata__":{{"slices":"{slices}"}},{tensor}}}"#);
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat()
+    }
+
+    /// A file with slices of tensors, whose elements are zero.
+    fn write_shard(path: &Path, tensors: &[(String, TensorSlice)]) {
+        let mut offset = 0;
+        let info = |(name, slice): &(String, TensorSlice)| {
+            let (start, shape) = (offset, vec![slice.count as usize]);
+            offset += slice.count as usize * size_of::<f32>();
+            (name.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, offset) })
+        };
+        let infos = tensors.iter().map(info).collect();
+        let slices: BTreeMap<&str, TensorSlice> =
+            tensors.iter().map(|(name, slice)| (name.as_str(), *slice)).collect();
+        let slices = serde_json::to_string(&slices).unwrap();
+        let metadata = Metadata::new(Some(HashMap::from([(SLICES.into(), slices)])), infos);
+        let header = serde_json::to_vec(&metadata.unwrap()).unwrap();
+        std::fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header].concat()).unwrap();
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len((8 + header.len() + offset) as u64).unwrap();
+    }
+
+    /// Two shards, of which the second has one slice of one tensor: the sizes and checksums of an edited checkpoint can be right.
+    #[test]
+    fn slices_with_as_many_elements_as_the_tensor_may_not_overlap() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+        let entry = || FileEntry { bytes: 0, sha256: String::new() };
+        let files = names.iter().map(|name| (name.to_string(), entry())).collect();
+        let manifest = Manifest::new(&format_field(SHARDS_VERSION), files, entry());
+        let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
+        let parameters = stored_parameters(&model);
+        let whole = |stored: &StoredParameter| {
+            let count = stored.parameter.elements();
+            (
+                stored.name.clone(),
+                TensorSlice { first: 0, run: count, stride: count, from: 0, count },
+            )
+        };
+        let (divided, size) = whole(&parameters[0]);
+        let of = |from: u64, count: u64| TensorSlice { from, count, ..size };
+        let columns = |first: u64| {
+            let count = size.count / 2;
+            TensorSlice { first, run: 1, stride: 2, from: 0, count }
+        };
+        let half = size.count / 2;
+        for (one, other, is_complete) in [
+            (of(0, half), of(half, size.count - half), true),
+            (columns(0), columns(1), true),
+            (of(0, half), of(half - 1, size.count - half), false),
+            (columns(0), columns(0), false),
+            (columns(0), of(half, size.count - half), false),
+        ] {
+            let mut first: Vec<_> = parameters[1..].iter().map(whole).collect();
+            first.push((divided.clone(), one));
+            write_shard(&folder.path().join(names[0]), &first);
+            write_shard(&folder.path().join(names[1]), &[(divided.clone(), other)]);
+            let storage = StorageUse::begin(None);
+            let reader = ShardReader::new(folder.path(), &manifest, &model, &storage);
+            let index = reader.index(MODEL_SHARD, WEIGHT_SUFFIX);
+            assert_eq!(index.is_ok(), is_complete, "{one:?} {other:?}");
+            if let Err(error) = index {
+                let expected = format!("tensor `{divided}`: has slices that do not make up");
+                assert!(error.to_string().contains(&expected), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -9,13 +9,14 @@ use narrows_plan::model::Model;
 
 use super::contents::{Checkpoint, CheckpointOrigin, CheckpointOutline, ResumeError};
 use super::error::{CheckpointError, CheckpointFault};
+use super::folder::step_of_folder;
 use super::format::{
     FIRST_MOMENT_SUFFIX, MANIFEST, MODEL, OPTIMIZER, SECOND_MOMENT_SUFFIX, STATE, WEIGHT_SUFFIX,
-    parse_json,
+    is_shard, parse_json,
 };
 use super::manifest::{FileEntry, Manifest};
 use super::names::stored_parameters;
-use super::shards::ShardReader;
+use super::shards::{self, ShardReader};
 use super::state::RunState;
 use super::tensors::{self, HashingWriter, TensorGroup};
 use crate::gemm_dtype::GemmDtype;
@@ -147,8 +148,8 @@ impl FoundCheckpoint {
         Ok(FoundCheckpoint { path: path.to_path_buf(), manifest: Manifest::read(path)? })
     }
 
-    /// As [`open`](FoundCheckpoint::open), and verifies the contents of all files, without holding them. Reading the
-    /// checkpoint then computes no checksum again.
+    /// As [`open`](FoundCheckpoint::open), and verifies the contents of all files, without holding them: their checksums, the
+    /// state and the headers of tensors. Reading the checkpoint then computes no checksum again.
     ///
     /// # Errors
     /// The first problem.
@@ -170,6 +171,7 @@ impl FoundCheckpoint {
 
     fn verify_files(path: &Path, storage: &StorageUse) -> Result<FoundCheckpoint, CheckpointError> {
         let manifest = Manifest::read(path)?.verify_part(path, storage)?;
+        manifest.part(storage).try_for_each(|name| check_tensor_header(path, name))?;
         let found = FoundCheckpoint { path: path.to_path_buf(), manifest };
         found.outline().map(|_| found)
     }
@@ -190,7 +192,7 @@ impl FoundCheckpoint {
     /// A state that is missing or damaged.
     pub fn outline(&self) -> Result<CheckpointOutline, CheckpointError> {
         let FoundCheckpoint { path, manifest } = self;
-        let state: RunState = parse_json(&path.join(STATE), &manifest.read_file(path, STATE)?)?;
+        let state = read_any_state(path, manifest)?;
         Ok(CheckpointOutline {
             step: state.step,
             seed: state.seed,
@@ -254,10 +256,34 @@ fn read_state(
     manifest: &Manifest,
     model: &Model,
 ) -> Result<RunState, CheckpointError> {
+    let state = read_any_state(path, manifest)?;
+    state.check_model(model).map_err(|fault| CheckpointError::new(&path.join(STATE), fault))?;
+    Ok(state)
+}
+
+/// The state of a checkpoint of any model.
+fn read_any_state(path: &Path, manifest: &Manifest) -> Result<RunState, CheckpointError> {
     let state_path = path.join(STATE);
     let state: RunState = parse_json(&state_path, &manifest.read_file(path, STATE)?)?;
-    state.check_model(model).map_err(|fault| CheckpointError::new(&state_path, fault))?;
-    Ok(state)
+    match step_of_folder(path).filter(|step| *step != state.step) {
+        None => Ok(state),
+        Some(step) => {
+            let problem = format!("is {}, and the name of the folder has {step}", state.step);
+            let fault = CheckpointFault::InvalidField { field: "step".into(), problem };
+            Err(CheckpointError::new(&state_path, fault))
+        }
+    }
+}
+
+/// Checks the header of a file of a checkpoint, if the file has tensors. The tensors are compared with the model only when they
+/// are read.
+fn check_tensor_header(folder: &Path, name: &str) -> Result<(), CheckpointError> {
+    let path = folder.join(name);
+    match name {
+        MODEL | OPTIMIZER => tensors::check_header(&path),
+        _ if is_shard(name) => shards::read_header(&path).map(drop),
+        _ => Ok(()),
+    }
 }
 
 /// Weights, first and second moments from the files of whole tensors.

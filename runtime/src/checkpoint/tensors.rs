@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use narrows_plan::model::ParameterId;
@@ -11,12 +11,15 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use safetensors::{SafeTensorError, SafeTensors};
 use sha2::{Digest as _, Sha256};
 
-use super::error::{CheckpointFault, TensorFault};
+use super::error::{CheckpointError, CheckpointFault, TensorFault};
 use super::manifest::FileEntry;
 use super::names::StoredParameter;
 use crate::session::ModelTensors;
 
 const BUFFER_BYTES: usize = 1 << 20;
+
+/// Larger than any header of a checkpoint's file.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
 
 /// Tensors of one kind in a file: the suffix of their names, and the tensors.
 pub(super) type TensorGroup<'a> = (&'static str, &'a ModelTensors);
@@ -116,6 +119,54 @@ pub(super) fn read<const N: usize>(
         }
     }
     Ok(groups)
+}
+
+/// Header of a safetensors file, which is read without the tensors.
+pub(super) struct FileHeader {
+    /// Names, shapes and places of the tensors.
+    pub header: Metadata,
+    /// First byte after the header.
+    pub data_start: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+impl FileHeader {
+    /// Reads the header of a file.
+    pub fn read(path: &Path) -> Result<FileHeader, CheckpointError> {
+        let invalid = |problem: &str| {
+            let fault = CheckpointFault::InvalidHeader { problem: problem.into() };
+            CheckpointError::new(path, fault)
+        };
+        let mut file = File::open(path).map_err(CheckpointError::unreadable(path))?;
+        let bytes = file.metadata().map_err(CheckpointError::unreadable(path))?.len();
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(|_| invalid("the file is shorter than a header"))?;
+        let length = u64::from_le_bytes(length);
+        if length > HEADER_BYTES_MAX.min(bytes - 8) {
+            return Err(invalid("the header is longer than the file, or than any header"));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(CheckpointError::unreadable(path))?;
+        let header = serde_json::from_slice(&header)
+            .map_err(|error| invalid(&format!("is not a safetensors header: {error}")))?;
+        Ok(FileHeader { header, data_start: 8 + length, bytes })
+    }
+}
+
+/// Checks that a file has a valid header and the bytes of its tensors, and no other bytes.
+pub(super) fn check_header(path: &Path) -> Result<(), CheckpointError> {
+    let FileHeader { header, data_start, bytes } = FileHeader::read(path)?;
+    let tensors = header.tensors();
+    let data_bytes = tensors.values().map(|info| info.data_offsets.1 as u64).max().unwrap_or(0);
+    if data_start.checked_add(data_bytes) == Some(bytes) {
+        return Ok(());
+    }
+    let problem = format!(
+        "states {data_bytes} bytes of tensors, and the file has {} after it",
+        bytes - data_start
+    );
+    Err(CheckpointError::new(path, CheckpointFault::InvalidHeader { problem }))
 }
 
 fn read_tensor(

@@ -77,6 +77,22 @@ impl TensorSlice {
         self.run > 0 && self.stride >= self.run && last().is_some_and(|last| last < elements)
     }
 
+    /// Ranges of the tensor's elements that the slice has, in ascending order. The slice must [fit](TensorSlice::fits) the tensor.
+    pub fn element_ranges(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let TensorSlice { first, run, stride, from, count } = *self;
+        let is_contiguous = stride == run;
+        let end = from + count;
+        let mut position = from;
+        std::iter::from_fn(move || {
+            let (row, column) = (position / run, position % run);
+            let left = end - position;
+            let length = if is_contiguous { left } else { left.min(run - column) };
+            position += length;
+            let start = first + row * stride + column;
+            (length > 0).then_some(start..start + length)
+        })
+    }
+
     /// Copies the elements of the slice to their places in the whole tensor.
     pub fn copy_to_whole(&self, values: &[f32], tensor: &mut [f32]) {
         let mut copies = vec![];
@@ -307,6 +323,22 @@ mod tests {
                 .iter()
                 .flat_map(|copy| (0..copy.length).map(|i| (copy.source + i, copy.target + i)));
             assert_eq!(pairs.collect::<Vec<_>>(), expected);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn ranges_are_the_elements_of_the_slice() {
+        arbtest::arbtest(|draw| {
+            let run: u64 = draw.int_in_range(1..=9)?;
+            let (stride, first) = (draw.int_in_range(run..=12)?, draw.int_in_range(0..=5)?);
+            let (from, count) = (draw.int_in_range(0..=40)?, draw.int_in_range(1..=40)?);
+            let slice = TensorSlice { first, run, stride, from, count };
+            let element = |i: u64| first + (from + i) / run * stride + (from + i) % run;
+            let expected: Vec<u64> = (0..count).map(element).collect();
+            assert_eq!(slice.element_ranges().flatten().collect::<Vec<u64>>(), expected);
+            let ranges = slice.element_ranges().count();
+            assert!(stride > run || ranges == 1, "{ranges} ranges of one run of elements");
             Ok(())
         });
     }

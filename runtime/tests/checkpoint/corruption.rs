@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use narrows_runtime::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFault, TensorFault, load, save,
+    Checkpoint, CheckpointError, CheckpointFault, FoundCheckpoint, TensorFault, load, save,
 };
 use narrows_runtime::sha256;
 use safetensors::tensor::{Dtype, TensorView};
@@ -212,6 +212,50 @@ fn invalid_fields_are_reported() {
     assert!(text.starts_with("field `cursor.next`: is an unknown field"), "{text}");
     let text = message(&|state| drop(state.as_object_mut().unwrap().remove("seed")));
     assert!(text.starts_with("field `seed`: is missing"), "{text}");
+}
+
+/// A manifest that was edited with its file agrees with it.
+#[test]
+fn a_step_that_is_not_that_of_the_folder_is_refused() {
+    let saved = CheckpointFixture::new();
+    let mut state: serde_json::Value = serde_json::from_slice(&saved.bytes("state.json")).unwrap();
+    let step = state["step"].as_u64().unwrap();
+    state["step"] = (step + 1).into();
+    saved.forge("state.json", state.to_string().as_bytes());
+    let fault = saved.fault_of("state.json");
+    let expected = format!("is {}, and the name of the folder has {step}", step + 1);
+    assert_eq!(fault.to_string(), expected);
+    assert_eq!(fault.location().as_deref(), Some("field `step`"));
+    assert!(fault.is_corruption());
+    assert!(FoundCheckpoint::verify(&saved.path).is_err());
+    // A copy of a checkpoint may have another name.
+    let copy = saved.folder.path().join("copy");
+    fs::rename(&saved.path, &copy).unwrap();
+    assert_eq!(load(&copy, &small_model(false)).unwrap().step, step + 1);
+}
+
+/// Verification, by which a run chooses its checkpoint, finds all damage that loading finds without the model.
+#[test]
+fn verification_reads_the_headers_of_tensors() {
+    let saved = CheckpointFixture::new();
+    FoundCheckpoint::verify(&saved.path).unwrap();
+    for name in ["model.safetensors", "optimizer.safetensors"] {
+        let intact = saved.bytes(name);
+        let cut = &intact[..intact.len() - 4];
+        let longer = [&intact[..], &[0; 4]].concat();
+        let mut header = intact.clone();
+        header[9] = b'!';
+        let mut length = intact.clone();
+        length[7] = 1;
+        for bytes in [cut, &longer, &header, &length, &intact[..5], &[]] {
+            saved.forge(name, bytes);
+            assert!(matches!(saved.fault_of(name), CheckpointFault::InvalidHeader { .. }));
+            let error = FoundCheckpoint::verify(&saved.path).unwrap_err();
+            assert!(error.path.ends_with(name) && error.fault.is_corruption(), "{error}");
+        }
+        saved.forge(name, &intact);
+        FoundCheckpoint::verify(&saved.path).unwrap();
+    }
 }
 
 /// A file with one tensor replaced or removed.
