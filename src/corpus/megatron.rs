@@ -12,7 +12,6 @@
 //! | 8·s | first byte of each sequence |
 //! | 8·d | the sequence that each document begins with, and at last s |
 
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -22,7 +21,7 @@ use crate::errors::{CommandResult, Failure, Problem};
 use crate::text::plural;
 
 use super::token_documents::{
-    TokenDocuments, TokenFormat, TokenSpan, integers_at, open, unreadable,
+    TokenDocuments, TokenFile, TokenFormat, TokenSpan, integers_at, open, unreadable,
 };
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -39,11 +38,15 @@ pub fn open_megatron(path: &Path, progress: ProgressBar) -> CommandResult<TokenD
     let mut file = open(&index)?;
     let failure =
         |message: String| Failure::input(Problem::new(index.display().to_string(), message));
-    let read = |file: &mut File, bytes: &mut [u8]| {
-        file.read_exact(bytes).map_err(|error| unreadable(&index, &error))
-    };
+    let actual = file.metadata().map_err(|error| unreadable(&index, &error))?.len();
     let mut header = [0; HEADER_BYTES as usize];
-    read(&mut file, &mut header)?;
+    file.read_exact(&mut header).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => failure(format!(
+            "ends too early: it has {}, and its header takes {HEADER_BYTES}",
+            plural(actual, "byte")
+        )),
+        _ => unreadable(&index, &error),
+    })?;
     let integer = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
     if !header.starts_with(MAGIC) {
         return Err(failure(
@@ -64,7 +67,6 @@ pub fn open_megatron(path: &Path, progress: ProgressBar) -> CommandResult<TokenD
         }
     };
     let (sequences, boundaries) = (integer(18), integer(26));
-    let actual = file.metadata().map_err(|error| unreadable(&index, &error))?.len();
     let expected = sequences.checked_mul(12).zip(boundaries.checked_mul(8)).and_then(
         |(sequences, documents)| HEADER_BYTES.checked_add(sequences)?.checked_add(documents),
     );
@@ -104,7 +106,8 @@ pub fn open_megatron(path: &Path, progress: ProgressBar) -> CommandResult<TokenD
         end: None,
         index: index.clone(),
     };
-    TokenDocuments::open(&tokens, format, &index, Box::new(spans), progress)
+    let tokens = TokenFile { path: tokens, format, format_source: index.clone() };
+    TokenDocuments::open(tokens, &index, Box::new(spans), progress)
 }
 
 /// The places of sequences, each at its own pointer.

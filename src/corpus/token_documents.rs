@@ -24,7 +24,8 @@ pub enum TokenFormat {
 }
 
 impl TokenFormat {
-    fn bytes(self) -> usize {
+    /// Bytes of a token.
+    pub fn bytes(self) -> u64 {
         match self {
             TokenFormat::U8 => 1,
             TokenFormat::U16 => 2,
@@ -32,7 +33,8 @@ impl TokenFormat {
         }
     }
 
-    fn size(self) -> &'static str {
+    /// Bytes of a token, with their noun.
+    pub fn size(self) -> &'static str {
         match self {
             TokenFormat::U8 => "1 byte",
             TokenFormat::U16 => "2 bytes",
@@ -64,10 +66,20 @@ pub struct TokenSpan {
     pub ends_document: bool,
 }
 
+/// A file of tokens of one width.
+#[derive(Clone, Debug)]
+pub struct TokenFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Width of a token.
+    pub format: TokenFormat,
+    /// The file that states the width.
+    pub format_source: PathBuf,
+}
+
 /// Reads the documents of a token file. Their places come from an index, which is read as a stream.
 pub struct TokenDocuments {
-    path: PathBuf,
-    format: TokenFormat,
+    tokens: TokenFile,
     file: File,
     file_bytes: u64,
     spans: Box<dyn Iterator<Item = CommandResult<TokenSpan>>>,
@@ -76,21 +88,19 @@ pub struct TokenDocuments {
 }
 
 impl TokenDocuments {
-    /// The documents of the token file `path` at `spans`, which the file `index` has and whose errors name it.
+    /// The documents of a token file at `spans`, which the file `index` has and whose errors name it.
     ///
     /// # Errors
     /// A file that cannot be opened.
     pub fn open(
-        path: &Path,
-        format: TokenFormat,
+        tokens: TokenFile,
         index: &Path,
         spans: Box<dyn Iterator<Item = CommandResult<TokenSpan>>>,
         progress: ProgressBar,
     ) -> CommandResult<TokenDocuments> {
-        let file = open(path)?;
+        let file = open(&tokens.path)?;
         let file_bytes = file.metadata().map_or(0, |metadata| metadata.len());
-        let (path, index) = (path.to_path_buf(), index.to_path_buf());
-        Ok(TokenDocuments { path, format, file, file_bytes, spans, index, progress })
+        Ok(TokenDocuments { tokens, file, file_bytes, spans, index: index.to_path_buf(), progress })
     }
 
     /// Passes the tokens of the next document to `push`, in pieces; false at the end.
@@ -121,26 +131,27 @@ impl TokenDocuments {
         vocabulary: u32,
         push: &mut impl FnMut(&[u32]) -> CommandResult<()>,
     ) -> CommandResult<()> {
-        let width = self.format.bytes() as u64;
+        let TokenFile { path, format, .. } = &self.tokens;
+        let width = format.bytes();
         let end = tokens.checked_mul(width).and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| end > self.file_bytes) {
             let message = format!(
                 "has {} from byte {start} on, and {} has {}",
                 plural(tokens, "token"),
-                self.path.display(),
+                path.display(),
                 plural(self.file_bytes, "byte")
             );
             let problem = Problem::new(self.index.display().to_string(), message);
             return Err(Failure::input(problem.hint("the index of this token file")));
         }
-        let failure = |error: io::Error| unreadable(&self.path, &error);
+        let failure = |error: io::Error| unreadable(path, &error);
         self.file.seek(SeekFrom::Start(start)).map_err(failure)?;
         let mut left = tokens;
         while left > 0 {
             let count = left.min(CHUNK_TOKENS);
             let mut bytes = vec![0; (count * width) as usize];
             self.file.read_exact(&mut bytes).map_err(failure)?;
-            let ids = self.format.decode(&bytes);
+            let ids = format.decode(&bytes);
             if let Some(index) = ids.iter().position(|id| *id >= vocabulary) {
                 let byte = start + width * (tokens - left + index as u64);
                 return Err(self.unknown_id(ids[index], byte, vocabulary));
@@ -153,14 +164,17 @@ impl TokenDocuments {
     }
 
     fn unknown_id(&self, id: u32, byte: u64, vocabulary: u32) -> Failure {
+        let TokenFile { path, format, format_source } = &self.tokens;
+        let source = format_source.display();
         let message = format!(
-            "id {id} is not below {vocabulary}, the vocabulary size of the tokenizer, where {} says that an id takes {}",
-            self.index.display(),
-            self.format.size()
+            "id {id} is not below {vocabulary}, the vocabulary size of the tokenizer, where {source} says that an id takes {}",
+            format.size()
         );
-        let problem = Problem::new(self.path.display().to_string(), message);
+        let problem = Problem::new(path.display().to_string(), message);
         let problem = problem.field(format!("byte {byte}"));
-        let hint = "--tokenizer FILE, the tokenizer that made these tokens; or the index is of another file";
+        let hint = format!(
+            "--tokenizer FILE, the tokenizer that made these tokens; or {source} belongs to another file"
+        );
         Failure::input(problem.hint(hint))
     }
 }

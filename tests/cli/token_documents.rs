@@ -31,14 +31,18 @@ pub fn write_nanoset(path: &Path, documents: &[&[u16]]) {
         end
     });
     write_ends(path, &ends.collect::<Vec<u64>>());
+    write_metadata(path, &format!("some/tokenizer|2\n{end}\n0.0K tokens"));
 }
 
-/// The index and the metadata of a nanoset.
+/// The index of a nanoset.
 fn write_ends(path: &Path, ends: &[u64]) {
-    let beside = |ending: &str| format!("{}{ending}", path.display());
     let ends: Vec<u8> = ends.iter().flat_map(|end| end.to_le_bytes()).collect();
-    fs::write(beside(".index"), ends).unwrap();
-    fs::write(beside(".metadata"), "some/tokenizer|2\n4\n0.0K tokens").unwrap();
+    fs::write(format!("{}.index", path.display()), ends).unwrap();
+}
+
+/// The metadata of a nanoset.
+fn write_metadata(path: &Path, text: &str) {
+    fs::write(format!("{}.metadata", path.display()), text).unwrap();
 }
 
 #[test]
@@ -125,4 +129,82 @@ fn an_index_of_a_nanoset_that_descends_is_refused() {
     let expected = "n.ds.index: document 2 ends at token 2, before it begins at 3";
     assert!(message.contains(expected), "{message}");
     assert!(!folder.path().join("t.tokens").exists());
+}
+
+/// Without a check, the tokens after the last entry of the index would be left out.
+#[test]
+fn a_nanoset_of_files_that_disagree_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("tokenizer.json"), tokenizer()).unwrap();
+    let line = "data @n.ds --tokenizer @tokenizer.json --output @t.tokens";
+    let cut = |name: &str, bytes: usize| {
+        let whole = fs::read(at(name)).unwrap();
+        fs::write(at(name), &whole[..whole.len() - bytes]).unwrap();
+    };
+    let cases: [(&dyn Fn(), &str); 8] = [
+        (
+            &|| write_ends(&at("n.ds"), &[4]),
+            "n.ds.index: ends at token 4, and @n.ds has 10 tokens of 2 bytes",
+        ),
+        (&|| write_ends(&at("n.ds"), &[]), "n.ds.index: ends at token 0, and @n.ds has 10 tokens"),
+        (
+            &|| cut("n.ds.index", 3),
+            "n.ds.index: has 13 bytes, and the end of a document takes 8 bytes",
+        ),
+        (
+            &|| cut("n.ds", 1),
+            "n.ds: has 19 bytes, where @n.ds.metadata says that a token takes 2 bytes",
+        ),
+        (&|| cut("n.ds", 2), "n.ds.metadata: line 2: is `10`, and @n.ds has 9 tokens of 2 bytes"),
+        (
+            &|| write_metadata(&at("n.ds"), "tok|2\n999\n"),
+            "n.ds.metadata: line 2: is `999`, and @n.ds has 10 tokens",
+        ),
+        // The width that the metadata states is wrong, not the index.
+        (
+            &|| write_metadata(&at("n.ds"), "tok|4\n10\n"),
+            "n.ds.metadata: line 2: is `10`, and @n.ds has 5 tokens of 4 bytes",
+        ),
+        (&|| write_metadata(&at("n.ds"), "tok|2\nten\n"), "n.ds.metadata: line 2: is `ten`"),
+    ];
+    for (damage, part) in cases {
+        write_nanoset(&at("n.ds"), &[&[1, 2, 3, 2], &[1, 2, 3, 2, 1, 3]]);
+        damage();
+        let message = failure(&within(folder.path(), line), 2);
+        assert!(message.contains(&within(folder.path(), part)), "{part} in {message}");
+        assert!(message.contains("hint: "), "{message}");
+        assert!(!at("t.tokens").exists());
+    }
+    // Some programs write the first line of the metadata alone.
+    write_nanoset(&at("n.ds"), &[&[1, 2, 3, 2]]);
+    write_metadata(&at("n.ds"), "tok|2");
+    json(&within(folder.path(), line));
+}
+
+#[test]
+fn an_unknown_id_names_the_file_that_states_its_width() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("tokenizer.json"), tokenizer()).unwrap();
+    write_nanoset(&folder.path().join("n.ds"), &[&[1, 999]]);
+    let line = "data @n.ds --tokenizer @tokenizer.json --output @t.tokens";
+    let message = failure(&within(folder.path(), line), 2);
+    let expected = within(folder.path(), "where @n.ds.metadata says that an id takes 2 bytes");
+    assert!(message.contains("n.ds: byte 2: id 999 ") && message.contains(&expected), "{message}");
+    assert!(!message.contains("n.ds.index"), "{message}");
+}
+
+#[test]
+fn an_index_of_megatron_without_a_header_ends_too_early() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("tokenizer.json"), tokenizer()).unwrap();
+    let line = within(folder.path(), "data @m.idx --tokenizer @tokenizer.json --output @t.tokens");
+    write_megatron(&folder.path().join("m"), &[5], &[0], &[0, 1]);
+    for bytes in [0, 33] {
+        fs::write(folder.path().join("m.idx"), &b"MMIDIDX\0\0".repeat(4)[..bytes]).unwrap();
+        let message = failure(&line, 2);
+        let expected =
+            format!("m.idx: ends too early: it has {bytes} bytes, and its header takes 34");
+        assert!(message.contains(&expected), "{message}");
+    }
 }
