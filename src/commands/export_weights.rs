@@ -44,7 +44,8 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
 
 fn too_large(model: &Model, id: ParameterId) -> Failure {
     let problem = "the product of its factors exceeds the range of f32";
-    let defect = Defect::new(id.to_string(), problem).hint("--to cola, which has factors");
+    let defect = Defect::new(id.to_string(), problem);
+    let defect = with_hint_of(ExportClassArg::Cola, defect, model, "--to cola, which has factors");
     Failure::file(&model.name, Defects::single(defect))
 }
 
@@ -83,23 +84,36 @@ impl ExportTarget {
     }
 }
 
+/// A defect with a hint of a class, if that class has the model.
+fn with_hint_of(class: ExportClassArg, defect: Defect, model: &Model, hint: &str) -> Defect {
+    if ExportTarget::new(model, class).is_ok() { defect.hint(hint) } else { defect }
+}
+
 /// Refuses what LORO's modules, which are LLaMA's with factor pairs in place of matrices, do not compute.
 fn require_modules_of_loro(model: &Model) -> Result<(), Defect> {
     for (index, block) in model.blocks.iter().enumerate() {
         if let Some(extra) = block.vectors_beside_linears() {
             let problem = format!("has {extra}, which LORO's modules do not have");
-            return Err(Defect::new(format!("layer {index}"), problem).hint("--to llama"));
+            let defect = Defect::new(format!("layer {index}"), problem);
+            return Err(with_hint_of(ExportClassArg::Llama, defect, model, "--to llama"));
         }
         for (kind, linear) in block.linears() {
             let Weight::Pair(pair) = &linear.weight else { continue };
-            let (between, hint) = match (pair.activation, &pair.crossing) {
-                (_, Some(_)) => ("a latent crossing", "a checkpoint of `run` keeps it"),
-                (Activation::Silu, None) => ("SiLU", "--to cola, whose class has it"),
+            let between = match (pair.activation, &pair.crossing) {
+                (_, Some(_)) => "a latent crossing",
+                (Activation::Silu, None) => "SiLU",
                 (Activation::Identity, None) => continue,
             };
             let problem =
                 format!("has {between} between its factors, and LORO's modules have nothing there");
-            return Err(Defect::new(format!("layer {index} {kind}"), problem).hint(hint));
+            let defect = Defect::new(format!("layer {index} {kind}"), problem);
+            return Err(match pair.crossing {
+                Some(_) => defect.hint("a checkpoint of `run` keeps it"),
+                None => {
+                    let hint = "--to cola, whose class has it";
+                    with_hint_of(ExportClassArg::Cola, defect, model, hint)
+                }
+            });
         }
     }
     Ok(())

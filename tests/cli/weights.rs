@@ -347,6 +347,35 @@ fn an_export_that_cannot_be_written_leaves_nothing() {
     assert_eq!(names(), before + 1);
 }
 
+/// A class that refuses a model names another one only if that has the model.
+#[test]
+fn classes_that_refuse_a_model_too_are_no_hints() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    stdout(&format!("{SMALL} --steps 1 --checkpoint-dir {}", at("kept")));
+    let model = fs::read(at("kept/step-00000001/model.json")).unwrap();
+    let mut model: Value = serde_json::from_slice(&model).unwrap();
+    model["blocks"]["default"]["qkv_bias"] = json!(true);
+    for (activation, has_llama) in [("silu", false), ("identity", true)] {
+        model["blocks"]["default"]["all"]["activation"] = json!(activation);
+        // The product of dense models.
+        model["blocks"]["default"]["product"] = json!("swiglu");
+        fs::write(at("biased.json"), model.to_string()).unwrap();
+        for class in ["cola", "nanotron", "loro"] {
+            let from = format!("{} --model {}", at("kept"), at("biased.json"));
+            let line = format!("export-weights {from} --to {class} --output {}", at("new"));
+            let error = failure(&line, 2);
+            let problem = match (class, has_llama) {
+                // The class has pairs in blocks of BOOST alone, and other models folded.
+                ("nanotron", false) => "layer 0 q: has SiLU between its factors",
+                _ => "layer 0: has biases of q, k and v",
+            };
+            assert!(error.contains(problem), "{error}");
+            assert_eq!(error.contains("hint: --to llama"), has_llama, "{class}: {error}");
+        }
+    }
+}
+
 #[test]
 fn weights_that_a_class_or_a_model_cannot_have_are_refused() {
     let folder = tempfile::tempdir().unwrap();

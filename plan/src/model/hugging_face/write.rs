@@ -38,13 +38,18 @@ pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Valu
     let rope_scaling = rope_scaling(model, class)?;
     if let Some(extra) = block.vectors_beside_linears().filter(|_| class != ConfigClass::Llama) {
         let problem = format!("has {extra}, which the class does not have");
-        return Err(Defect::new("layer 0", problem).hint("--to llama, which writes Qwen's classes"));
+        let hint = "--to llama, which writes Qwen's classes";
+        return Err(with_hint_of_llama(Defect::new("layer 0", problem), model, hint));
     }
     if let Some((index, window)) = first_window(model).filter(|_| class != ConfigClass::Llama) {
         let problem =
             format!("attends within a window of {window} keys, which the class does not have");
         let hint = "--to llama, which writes Mistral's and Qwen's classes";
-        return Err(Defect::new(format!("layer {index}"), problem).hint(hint));
+        return Err(with_hint_of_llama(
+            Defect::new(format!("layer {index}"), problem),
+            model,
+            hint,
+        ));
     }
     let mut config = shared_fields(model, block);
     add_special_tokens(&mut config, &model.special_tokens, class);
@@ -62,6 +67,12 @@ pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Valu
         config.extend(rope_scaling.map(|scaling| ("rope_scaling".to_owned(), scaling)));
     }
     Ok(config)
+}
+
+/// A defect with a hint of the classes that `llama` writes, if one of them has the model or its folded counterpart.
+fn with_hint_of_llama(defect: Defect, model: &Model, hint: &str) -> Defect {
+    let folded = model.folded().and_then(|folded| config(&folded, ConfigClass::Llama));
+    if folded.is_ok() { defect.hint(hint) } else { defect }
 }
 
 /// Block 0, which all others must equal.
@@ -280,7 +291,8 @@ fn cola_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
         (Activation::Identity, GatedProduct::SwiGlu) => {
             let problem = "has SiLU on the gate and not in the latents, and CoLA's class has one \
                            activation for both";
-            return Err(Defect::new("layer 0", problem).hint("--to llama, which folds the pairs"));
+            let hint = "--to llama, which folds the pairs";
+            return Err(with_hint_of_llama(Defect::new("layer 0", problem), model, hint));
         }
     };
     Ok(json!({
