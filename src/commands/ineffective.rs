@@ -19,7 +19,7 @@ fn ineffective_flags(request: &Request, mesh: Mesh) -> Vec<(String, String)> {
     let baseline = request.rules.baseline;
     // The step time is not one of the baseline, since all baselines have the same plans without a tensor axis.
     if baseline != Baseline::Auto && mesh.tensor == 1 && request.tensor.is_none() {
-        let reason = "the fastest mesh has no tensor axis, on which strategies differ; --tensor sets its size";
+        let reason = "the mesh of the plan has no tensor axis, on which strategies differ; --tensor sets its size";
         flags.push((format!("--strategy {}", baseline.name()), reason.to_owned()));
     }
     let attention = request.context_attention.filter(|fixed| *fixed != ContextAttention::Exchange);
