@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-pub use narrows_plan::counts::{every, plural, plural_with, thousands};
+pub use narrows_plan::counts::{every, plural, plural_with, thousands, thousands_with_decimals};
 use narrows_plan::{ContextAttention, Mesh, PipelineSchedule, Plan, Zero};
 
 /// Batch and sequence length of a step: `32 sequences of 4,096 tokens`.

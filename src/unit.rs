@@ -4,7 +4,7 @@ use std::fmt;
 
 use narrows_plan::{Bytes, Seconds};
 
-use crate::text::thousands;
+use crate::text::{thousands, thousands_with_decimals};
 
 /// Unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum Unit {
     Nanoseconds,
     /// Hours.
     Hours,
-    /// Days; below two days they are written in hours.
+    /// Days; below two days they are written in hours, below two hours in minutes, and below two minutes in seconds.
     Days,
     /// Watts.
     Watts,
@@ -88,6 +88,8 @@ impl Unit {
             Unit::Bytes => Bytes(value.round() as u64).to_string(),
             Unit::Seconds => Seconds(value).to_string(),
             Unit::Days => match value.abs() {
+                ..MINUTES_MIN => Seconds(value * DAY_S).to_string(),
+                ..HOURS_MIN => format!("{:.1} minutes", value * 24.0 * 60.0),
                 ..DAYS_MIN => format!("{:.1} hours", value * 24.0),
                 ..1000.0 => format!("{value:.1} days"),
                 _ => format!("{} days", thousands(value.round() as u64)),
@@ -116,6 +118,15 @@ fn mixed_decimals(largest: f64) -> usize {
 
 /// Days below which a time is written in hours.
 const DAYS_MIN: f64 = 2.0;
+
+/// Days below which a time is written in minutes: two hours.
+const HOURS_MIN: f64 = 2.0 / 24.0;
+
+/// Days below which a time is written in seconds: two minutes.
+const MINUTES_MIN: f64 = 2.0 / (24.0 * 60.0);
+
+/// Seconds of a day.
+const DAY_S: f64 = 86_400.0;
 
 /// The format of a column of values: with one prefix for all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -159,8 +170,14 @@ const BYTES: [Prefix; 4] = [
     Prefix::new(1024.0, "KiB", 1024.0, 1),
     Prefix::new(0.0, "B", 1.0, 0),
 ];
-const DAYS: [Prefix; 2] =
-    [Prefix::new(DAYS_MIN, "days", 1.0, 1), Prefix::new(0.0, "hours", 1.0 / 24.0, 1)];
+const DAYS: [Prefix; 6] = [
+    Prefix::new(DAYS_MIN, "days", 1.0, 1),
+    Prefix::new(HOURS_MIN, "hours", 1.0 / 24.0, 1),
+    Prefix::new(MINUTES_MIN, "minutes", 1.0 / (24.0 * 60.0), 1),
+    Prefix::new(1.0 / DAY_S, "s", 1.0 / DAY_S, 2),
+    Prefix::new(1e-3 / DAY_S, "ms", 1e-3 / DAY_S, 1),
+    Prefix::new(0.0, "µs", 1e-6 / DAY_S, 1),
+];
 
 impl Unit {
     /// The format of these values in one column. Where [`format`](Unit::format) would mix prefixes, all values get the prefix of
@@ -216,7 +233,7 @@ impl CommonUnit {
                 _ => self.unit.format(value),
             };
         };
-        let text = format!("{:.decimals$}", value / size);
+        let text = thousands_with_decimals(value / size, decimals);
         let is_zero = text.bytes().all(|byte| matches!(byte, b'0' | b'.' | b'-'));
         match is_zero && value != 0.0 {
             true => format!("<{:.decimals$}", 10_f64.powi(-(decimals as i32))),
@@ -279,8 +296,17 @@ mod tests {
 
     #[test]
     fn days_are_hours_where_they_are_few() {
-        for (days, text) in [(1.5, "36.0 hours"), (12.34, "12.3 days"), (4567.8, "4,568 days")] {
+        for (days, text) in [
+            (1.5, "36.0 hours"),
+            (12.34, "12.3 days"),
+            (4567.8, "4,568 days"),
+            (0.05, "72.0 minutes"),
+            (0.001, "86.40 s"),
+            (1e-9, "86.4 µs"),
+            (0.0, "0.0 ms"),
+        ] {
             assert_eq!(Unit::Days.format(days), text);
+            assert_eq!(Unit::Days.common([days]).format(days), text);
         }
     }
 
@@ -301,6 +327,8 @@ mod tests {
             (Unit::Bytes, vec![512.0, 100.0, 1.0], ["512 B", "100 B", "1 B"]),
             (Unit::Days, vec![12.34, 1.5, 0.0], ["12.34 days", "1.50 days", "0.00 days"]),
             (Unit::Days, vec![4567.8, 12.34, 2.0], ["4,568 days", "12.3 days", "2.0 days"]),
+            (Unit::Days, vec![0.09, 0.08, 0.07], ["2.160 hours", "1.920 hours", "1.680 hours"]),
+            (Unit::Seconds, vec![33195.09, 0.1, 2.0], ["33,195.1 s", "0.1 s", "2.0 s"]),
             (Unit::Watts, vec![700.0, 0.5, 0.0], ["700", "0.5", "0"]),
         ] {
             let common = unit.common(values.iter().copied());

@@ -13,6 +13,18 @@ pub fn thousands(number: u64) -> String {
     text
 }
 
+/// A number with this many decimals and thousands separators: `33,195.09`.
+pub fn thousands_with_decimals(number: f64, decimals: usize) -> String {
+    let text = format!("{number:.decimals$}");
+    let whole = text.strip_prefix('-').unwrap_or(&text);
+    let whole = whole.split_once('.').map_or(whole, |(whole, _)| whole);
+    match whole.parse() {
+        Ok(digits) => text.replacen(whole, &thousands(digits), 1),
+        // Infinity, and numbers beyond u64.
+        Err(_) => text,
+    }
+}
+
 /// A number with its noun: `1 stage`, `2 stages`.
 pub fn plural(number: u64, noun: &str) -> String {
     plural_with(number, noun, &format!("{noun}s"))
@@ -54,5 +66,9 @@ mod tests {
         assert_eq!(thousands(0), "0");
         assert_eq!(thousands(36_000), "36,000");
         assert_eq!(thousands(1_234_567), "1,234,567");
+        assert_eq!(thousands_with_decimals(-33195.094, 2), "-33,195.09");
+        assert_eq!(thousands_with_decimals(999.96, 1), "1,000.0");
+        assert_eq!(thousands_with_decimals(2_132_030.4, 0), "2,132,030");
+        assert_eq!(thousands_with_decimals(f64::INFINITY, 1), "inf");
     }
 }

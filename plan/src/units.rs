@@ -7,6 +7,8 @@ use std::ops::{Add, AddAssign, Div, Mul, Sub};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::counts::{plural, thousands_with_decimals};
+
 /// A number of bytes.
 #[derive(
     Clone,
@@ -55,6 +57,27 @@ impl Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
 
+    /// Prints two numbers as [`Display`](fmt::Display) does, with more decimals where different numbers would have one text: a
+    /// need of `1.84 GiB` and a limit of `1.83 GiB`. Numbers that are equal to three decimals are printed in bytes.
+    pub fn distinct(self, other: Bytes) -> [String; 2] {
+        let texts = |decimals| [self, other].map(|bytes| bytes.with_decimals(decimals));
+        let differ = |texts: &[String; 2]| self == other || texts[0] != texts[1];
+        let found = (1..=3).map(texts).find(differ);
+        found.unwrap_or_else(|| [self, other].map(|bytes| plural(bytes.0, "byte")))
+    }
+
+    /// The number with a binary unit and this many decimals.
+    fn with_decimals(self, decimals: usize) -> String {
+        let bytes = self.0 as f64;
+        let (size, unit) = match self.0 {
+            0..1024 => return format!("{} B", self.0),
+            1024..1_048_576 => (1024.0, "KiB"),
+            1_048_576..1_073_741_824 => (Self::MIB as f64, "MiB"),
+            _ => (Self::GIB as f64, "GiB"),
+        };
+        format!("{:.decimals$} {unit}", bytes / size)
+    }
+
     /// The middle of two numbers, rounded down.
     pub fn midpoint(self, other: Bytes) -> Bytes {
         Bytes(self.0.midpoint(other.0))
@@ -64,13 +87,7 @@ impl Bytes {
 impl fmt::Display for Bytes {
     /// Prints with a binary unit: `224.0 MiB`, `61.3 GiB`, `512 B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.0 as f64;
-        match self.0 {
-            0..1024 => write!(f, "{} B", self.0),
-            1024..1_048_576 => write!(f, "{:.1} KiB", bytes / 1024.0),
-            1_048_576..1_073_741_824 => write!(f, "{:.1} MiB", bytes / Self::MIB as f64),
-            _ => write!(f, "{:.1} GiB", bytes / Self::GIB as f64),
-        }
+        f.write_str(&self.with_decimals(1))
     }
 }
 
@@ -87,14 +104,14 @@ pub fn short_number(value: f64) -> String {
 }
 
 impl fmt::Display for Seconds {
-    /// Prints with a fitting unit: `3.21 s`, `455.0 ms`, `12.3 µs`; from ten million seconds on with an
+    /// Prints with a fitting unit: `33,195.09 s`, `455.0 ms`, `12.3 µs`; from ten million seconds on with an
     /// exponent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0;
         if seconds.abs() >= 1e7 {
             write!(f, "{seconds:.2e} s")
         } else if seconds.abs() >= 1.0 {
-            write!(f, "{seconds:.2} s")
+            write!(f, "{} s", thousands_with_decimals(seconds, 2))
         } else if seconds.abs() >= 1e-3 || seconds == 0.0 {
             write!(f, "{:.1} ms", seconds * 1e3)
         } else {
@@ -166,9 +183,21 @@ mod tests {
     }
 
     #[test]
+    fn different_numbers_of_bytes_have_different_texts() {
+        let limit = Bytes(9 * Bytes::GIB / 5);
+        let distinct = |more: u64| limit.distinct(Bytes(limit.0 + more));
+        assert_eq!(distinct(0), ["1.8 GiB", "1.8 GiB"]);
+        assert_eq!(distinct(Bytes::GIB), ["1.8 GiB", "2.8 GiB"]);
+        assert_eq!(distinct(16 * Bytes::MIB), ["1.80 GiB", "1.82 GiB"]);
+        assert_eq!(distinct(2 * Bytes::MIB), ["1.800 GiB", "1.802 GiB"]);
+        assert_eq!(distinct(4), ["1,932,735,283 bytes", "1,932,735,287 bytes"]);
+    }
+
+    #[test]
     fn seconds_print_with_a_fitting_unit() {
         assert_eq!(Seconds(0.0123).to_string(), "12.3 ms");
         assert_eq!(Seconds(4.5e-6).to_string(), "4.5 µs");
         assert_eq!(Seconds(2.0).to_string(), "2.00 s");
+        assert_eq!(Seconds(33195.09).to_string(), "33,195.09 s");
     }
 }

@@ -453,6 +453,10 @@ fn a_cursor_resumes_where_the_run_stopped() {
         let error = other.sequence_to_resume(&cursor).unwrap_err().to_string();
         assert!(error.contains(message), "{message}: {error}");
     }
+    let targets = TargetRule { last: LastTarget::Ignored, pad_id: None };
+    let error = run.sequence_to_resume(&Cursor { targets, ..cursor }).unwrap_err().to_string();
+    let message = "the cursor is for a run with targets for every input but the last, and this run has targets for every input";
+    assert!(error.ends_with(message), "{error}");
 }
 
 #[test]

@@ -67,4 +67,19 @@ impl DocumentFiles {
         reject_repeated_outputs(&outputs)?;
         Ok(self.clone())
     }
+
+    /// Rejects a picture of the pipeline before a search whose plans all have this number of pipeline stages; `None` if the search
+    /// chooses it.
+    ///
+    /// # Errors
+    /// A picture of the pipeline where there is one stage.
+    pub fn require_pipeline(&self, stages: Option<u64>) -> CommandResult<()> {
+        if self.plot_kind != Some(PlotKind::Pipeline) || stages != Some(1) {
+            return Ok(());
+        }
+        let message = "a plan with one pipeline stage has no picture `pipeline`";
+        let others: Vec<PlotKind> =
+            PlotKind::OF_PLAN.iter().copied().filter(|kind| *kind != PlotKind::Pipeline).collect();
+        Err(Failure::input(Problem::new("--plot-kind", message).hint(PlotKind::names(&others))))
+    }
 }

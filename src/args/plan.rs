@@ -22,7 +22,7 @@ use super::output::{Detail, DetailArgs, OutputArgs, OutputFormat, OutputSettings
 use super::plan_file::PlanFile;
 use super::request::RequestArgs;
 use super::trace::StepTraceArgs;
-use super::training_run::TrainingRunArgs;
+use super::training_run::{DevicePriceArgs, TrainingRunArgs};
 
 /// Flags of `plan`.
 #[derive(Debug, Args)]
@@ -117,6 +117,9 @@ pub struct ExplainArgs {
     /// Plan or request.
     #[command(flatten)]
     pub file: PlanFileArgs,
+    /// Price of a device.
+    #[command(flatten)]
+    pub price: DevicePriceArgs,
     /// Another framework.
     #[command(flatten)]
     pub framework: RefusedFrameworkArgs,
@@ -208,6 +211,11 @@ pub struct FrameworkCostSettings {
     pub training_run: Option<TrainingRunTerms>,
 }
 
+/// Pipeline stages of every plan of a request; `None` if the search chooses their number.
+fn stages_of(request: &Request) -> Option<u64> {
+    if request.devices == 1 { Some(1) } else { request.pipeline }
+}
+
 /// Settings of `explain`.
 #[derive(Debug)]
 pub struct ExplainSettings {
@@ -221,6 +229,8 @@ pub struct ExplainSettings {
     pub documents: DocumentFiles,
     /// Detail of the report.
     pub detail: Detail,
+    /// Price of one device for one hour, if it is known.
+    pub price_per_device_hour: Option<f64>,
 }
 
 impl PlanArgs {
@@ -241,6 +251,7 @@ impl PlanArgs {
         )?;
         let trace = self.trace.resolve()?;
         let request = self.optimizer.apply(self.request.resolve(&RequestDefaults::PLAN)?)?;
+        self.documents.require_pipeline(stages_of(&request))?;
         let report = PlanReportSettings {
             output,
             documents,
@@ -310,11 +321,13 @@ impl CostArgs {
                 file.override_executor(request);
                 file.plan.loro_every = optimizer.loro_every.or(file.plan.loro_every);
                 file.validate()?;
+                documents.require_pipeline(Some(file.plan.mesh.pipeline))?;
                 let memory_limit = request.memory.bytes(&file.profile);
                 (PlanSelection::File(Box::new(file)), memory_limit)
             }
             None => {
                 let request = optimizer.apply(request.resolve(&RequestDefaults::PLAN)?)?;
+                documents.require_pipeline(stages_of(&request))?;
                 let memory_limit = request.arena_limit();
                 (PlanSelection::Search(Box::new(request)), memory_limit)
             }
@@ -346,6 +359,7 @@ impl ExplainArgs {
         let others = [("--output", output.output.as_deref())];
         let (output, detail) = (output.resolve_checked()?, detail.resolve());
         let documents = documents.resolve(PlotKind::OF_PLANS, &others)?;
+        self.price.require_cost(request.minimises_cost())?;
         let (request, compared) = match plan {
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &request.model)?;
@@ -356,6 +370,7 @@ impl ExplainArgs {
             }
             None => (optimizer.apply(request.resolve(&RequestDefaults::PLAN)?)?, None),
         };
-        Ok(ExplainSettings { request, compared, output, documents, detail })
+        let price_per_device_hour = self.price.of(&request.profile);
+        Ok(ExplainSettings { request, compared, output, documents, detail, price_per_device_hour })
     }
 }

@@ -36,6 +36,35 @@ pub struct TrainingRunArgs {
     pub restart_seconds: Option<f64>,
 }
 
+/// The price of a device, for the cost of a step.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DevicePriceArgs {
+    /// Price of one device for one hour, in dollars, with --objective cost [default: that of the hardware profile, if it has one]
+    #[arg(long, value_name = "DOLLARS", value_parser = units::dollars_per_hour)]
+    pub price_per_device_hour: Option<f64>,
+}
+
+impl DevicePriceArgs {
+    /// Rejects a price where no cost is reported.
+    ///
+    /// # Errors
+    /// A price without `--objective cost`.
+    pub fn require_cost(&self, reports_cost: bool) -> CommandResult<()> {
+        if self.price_per_device_hour.is_none() || reports_cost {
+            return Ok(());
+        }
+        let message = "is for the cost of a step, which is stated where it is minimised";
+        Err(Failure::input(
+            Problem::new("--price-per-device-hour", message).hint("--objective cost"),
+        ))
+    }
+
+    /// The price: that of the flag, or of the profile.
+    pub fn of(&self, profile: &Profile) -> Option<f64> {
+        self.price_per_device_hour.or(profile.file().price_per_device_hour)
+    }
+}
+
 impl TrainingRunArgs {
     /// The terms of the run; `None` without `--tokens`. The price is that of the flag.
     ///

@@ -1,6 +1,6 @@
 //! `narrows explain`: explains why a plan is the fastest, and what the alternatives cost.
 
-use narrows_planner::{SearchCache, explain};
+use narrows_planner::{Explanation, Objective, Request, SearchCache, SearchResult, explain};
 
 use super::cost::{price, warn_of_exceeded_memory};
 use super::search::{search_until, until_signal};
@@ -9,10 +9,12 @@ use crate::errors::{self, CommandResult};
 use crate::output;
 use crate::progress::with_spinner;
 use crate::report::{self, ExplainReport, InfeasibleReport, PricedFile, write_documents};
+use crate::step_cost::StepCost;
 
 /// Searches, prices the alternatives, explains.
 pub fn run(args: &ExplainArgs) -> CommandResult<()> {
-    let ExplainSettings { request, compared, output, documents, detail } = args.resolve()?;
+    let ExplainSettings { request, compared, output, documents, detail, price_per_device_hour } =
+        args.resolve()?;
     let compared = match compared {
         None => None,
         Some(file) => {
@@ -41,7 +43,8 @@ pub fn run(args: &ExplainArgs) -> CommandResult<()> {
     };
     let request_of_plans = (&explained, request.objective);
     let report =
-        ExplainReport::new(request_of_plans, &explanation, compared.as_ref(), &result.report);
+        ExplainReport::new(request_of_plans, &explanation, compared.as_ref(), &result.report)
+            .with_step_cost(step_cost(&request, &result, &explanation, price_per_device_hour));
     errors::all([
         written,
         report::print(&report, output.format, detail, output.plan_on_stdout()),
@@ -51,4 +54,16 @@ pub fn run(args: &ExplainArgs) -> CommandResult<()> {
         Some(_) => Ok(()),
         None => Err(InfeasibleReport::new(&request, &result.report, &cache).into_failure()),
     }
+}
+
+/// The cost of a step of the chosen plan, if it was minimised.
+fn step_cost(
+    request: &Request,
+    result: &SearchResult,
+    explanation: &Explanation,
+    price: Option<f64>,
+) -> Option<StepCost> {
+    let best = result.best.as_ref().filter(|_| request.objective == Objective::Cost)?;
+    let prediction = explanation.chosen.as_ref()?.prediction.as_ref()?;
+    Some(StepCost::new(request, best.plan.mesh, prediction.step_time_s, price))
 }

@@ -10,10 +10,11 @@ use serde::Serialize;
 use super::page::{Align, Cell, Page};
 use super::prediction::{PredictionReport, assumed, exceeded_memory};
 use super::search::SearchSummary;
-use super::step_cost::short;
+use super::step_cost::{self, short};
 use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::plot::{Figure, PlotKind, step_time_picture};
+use crate::step_cost::StepCost;
 use crate::text::{attention_mark, plural, plural_with, zero_stage};
 
 /// A plan file with its prediction, to compare with the plan that the search finds.
@@ -35,6 +36,9 @@ pub struct ExplainReport<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     given: Option<ComparedFile<'a>>,
     search: SearchSummary,
+    /// Cost of a step of the chosen plan, if it was minimised.
+    #[serde(rename = "cost", skip_serializing_if = "Option::is_none")]
+    step_cost: Option<StepCost>,
     /// Model, devices and hardware.
     #[serde(skip)]
     title: String,
@@ -77,7 +81,12 @@ impl<'a> ExplainReport<'a> {
         };
         let devices = plural(request.devices, "device");
         let title = format!("{} on {devices} of {}", request.model.name, request.profile.name());
-        ExplainReport { explanation, given, search, title, objective }
+        ExplainReport { explanation, given, search, step_cost: None, title, objective }
+    }
+
+    /// Adds the cost of a step of the chosen plan.
+    pub fn with_step_cost(self, step_cost: Option<StepCost>) -> ExplainReport<'a> {
+        ExplainReport { step_cost, ..self }
     }
 }
 
@@ -90,6 +99,10 @@ impl Report for ExplainReport<'_> {
             fields.insert(0, ("chosen plan", chosen.summary.clone()));
             let step_time = chosen.prediction.as_ref().map(|best| Seconds(best.step_time_s));
             fields.extend(step_time.map(|time| ("step time", time.to_string())));
+        }
+        if let Some(cost) = &self.step_cost {
+            fields.push(("cost", step_cost::phrase(cost)));
+            fields.push(("devices", step_cost::devices_phrase(cost)));
         }
         page.fields(&fields);
         if !self.explanation.bottlenecks.is_empty() {
@@ -399,13 +412,14 @@ fn without_plan(page: &mut Page, listed: &[&MeshRow]) {
         let (Some((low, limit)), Some((high, _))) = (memory.first(), memory.last()) else {
             continue;
         };
-        let range = if low == high { low.to_string() } else { format!("{low} to {high}") };
+        let [low_text, limit_text] = low.distinct(*limit);
+        let range = if low == high { low_text } else { format!("{low_text} to {high}") };
         let reason = match known {
             MemoryEvidence::AllPlans => format!("every plan needs at least {range}"),
             MemoryEvidence::OnePlan => format!("the smallest plan that was found needs {range}"),
             MemoryEvidence::TriedPlans => "no plan that was tried fits".into(),
         };
-        counted.push((memory.len(), format!("{reason}; the limit is {limit} per device")));
+        counted.push((memory.len(), format!("{reason}; the limit is {limit_text} per device")));
     }
     for (meshes, reason) in counted.into_iter().filter(|(meshes, _)| *meshes > 0) {
         let meshes = plural_with(meshes as u64, "configuration", "configurations");

@@ -270,6 +270,11 @@ impl<'a> PlanReport<'a> {
 }
 
 impl Report for PlanReport<'_> {
+    fn reason_without_picture(&self, kind: PlotKind) -> Option<String> {
+        let is_single = kind == PlotKind::Pipeline && self.decisions.mesh.pipeline == 1;
+        is_single.then(|| "because the plan has one pipeline stage".into())
+    }
+
     fn summary(&self) -> String {
         let prediction = self.prediction.summary();
         let search = self.search.as_ref();

@@ -143,7 +143,8 @@ impl PredictionReport<'_> {
 /// Clause about a plan that needs more memory than a device may use; `None` where it fits.
 pub fn exceeded_memory(name: &str, prediction: &Prediction, limit: Bytes) -> Option<String> {
     let peak = prediction.peak_memory();
-    (peak > limit).then(|| format!("{name} needs {peak} per device, the limit is {limit}"))
+    let [needed, limit_text] = peak.distinct(limit);
+    (peak > limit).then(|| format!("{name} needs {needed} per device, the limit is {limit_text}"))
 }
 
 /// The parts of the profile that are assumed.

@@ -36,7 +36,7 @@ pub fn devices_phrase(cost: &StepCost) -> String {
 
 /// A number with three significant digits, or with all digits before the decimal point.
 pub fn short(value: f64) -> String {
-    if value >= 100.0 || value <= 0.0 {
+    if !(0.01..100.0).contains(&value) {
         return rounded(value);
     }
     let decimals = 2 - value.log10().floor() as i32;

@@ -62,9 +62,19 @@ pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, A
     page.table(columns, &rows);
 }
 
-/// A rounded number with thousands separators; small ones with decimals.
+/// A rounded number with thousands separators; small ones with decimals, and those below 0.01 with three significant digits.
 pub fn rounded(value: f64) -> String {
-    if value < 100.0 { format!("{value:.2}") } else { thousands(value.round() as u64) }
+    match value {
+        100.0.. => thousands(value.round() as u64),
+        0.01.. => format!("{value:.2}"),
+        _ if value > 0.0 => format!("{value:.*}", decimals(value)),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Decimals with which a number below 1 has three significant digits.
+fn decimals(value: f64) -> usize {
+    (2.0 - value.log10().floor()) as usize
 }
 
 fn amount(value: f64, interval: [f64; 2], unit: &str) -> String {
@@ -110,6 +120,7 @@ mod tests {
     #[test]
     fn durations_and_amounts_are_short() {
         assert_eq!((rounded(12.345), rounded(1234.5)), ("12.35".into(), "1,235".into()));
+        assert_eq!((rounded(0.0070539), rounded(0.0)), ("0.00705".into(), "0.00".into()));
         assert_eq!(duration_of(90.0), "90.00 s");
         assert_eq!(duration_of(900.0), "15.0 minutes");
         assert_eq!(duration_of(10_800.0), "3.0 hours");

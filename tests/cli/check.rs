@@ -1,6 +1,10 @@
 //! `narrows check`: stages of a proven plan, miniatures, edited plans.
 
-use super::{json, narrows, stdout};
+use std::fs;
+
+use serde_json::Value;
+
+use super::{failure, json, narrows, stdout};
 
 #[test]
 fn miniatures_of_published_plans_agree_with_the_reference() {
@@ -83,4 +87,18 @@ fn microbatches_in_flight_are_those_of_a_chunk() {
     );
     let text = stdout(&format!("check {file}"));
     assert!(text.contains("× data 1, 1F1B\n") && !text.contains("chunk"), "{text}");
+}
+
+#[test]
+fn one_replica_is_singular() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let mut plan: Value =
+        serde_json::from_str(&stdout("plan --model cola-tiny --devices 1 --output -")).unwrap();
+    plan["workload"]["micro_batch"] = 2.into();
+    plan["workload"]["global_batch"] = 33.into();
+    fs::write(&file, plan.to_string()).unwrap();
+    let message = failure(&format!("check {}", file.display()), 2);
+    let expected = "workload.global_batch: 33 sequences cannot be divided into microbatches of 2 on 1 replica\n";
+    assert!(message.contains(expected), "{message}");
 }

@@ -196,7 +196,7 @@ fn rows_in_json_report_every_defect() {
         ("sharding", json!("half"), "rows[0].sharding: `half` is not a known sharding"),
         ("step_s", json!(null), "rows[0].step_s: is missing"),
         ("step_s", json!(-1.0), "rows[0], value: -1 is not a time"),
-        ("global_batch", json!(17), "17 sequences do not divide"),
+        ("global_batch", json!(17), "17 sequences cannot be divided"),
         ("model", json!({"layers": 16}), "rows[0].model.hidden: is missing"),
         ("dtype", json!(null), "rows[0].dtype: is missing"),
         ("family", json!("plan"), "rows[0].model: has sizes alone"),

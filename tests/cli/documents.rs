@@ -156,16 +156,34 @@ fn a_picture_that_an_answer_does_not_have_is_an_error_with_the_others_as_a_hint(
         message.contains("draws no picture `heat-map`") && message.contains("block"),
         "{message}"
     );
-    let line = format!("{line} --pipeline 1 --plot-kind pipeline").replacen("--pipeline 2 ", "", 1);
-    let output = narrows(&line).assert().code(2).get_output().clone();
+    // The search alone can tell that its plan has one stage. The other outputs are written.
+    let written = ["plan.json", "page.html", "trace.json"].map(|name| folder.path().join(name));
+    let [plan, page, trace] = [0, 1, 2].map(|index| written[index].display());
+    let request = format!(
+        "plan --model cola-tiny --devices 2 --plot {} --plot-kind pipeline",
+        file.display()
+    );
+    let outputs = format!("--output {plan} --report {page} --trace {trace}");
+    let output = narrows(&format!("{request} {outputs}")).assert().code(1).get_output().clone();
     let [answer, message] =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     assert!(answer.contains("step time"), "{answer}");
-    assert!(
-        message.contains("has no picture `pipeline`") && message.contains("step-time"),
-        "{message}"
-    );
-    assert!(!file.exists());
+    for part in [
+        "--plot-kind: this answer has no picture `pipeline`",
+        "because the plan has one pipeline stage",
+        "hint: step-time, memory, block, roofline",
+    ] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert!(!file.exists() && written.iter().all(|file| file.exists()), "{message}");
+    // Requests and plan files of one stage are refused before they are planned.
+    let one_device = request.replacen("--devices 2", "--devices 1", 1);
+    let priced = request.replacen("plan --model cola-tiny --devices 2", &format!("cost {plan}"), 1);
+    for line in [format!("{request} --pipeline 1"), one_device, priced] {
+        let message = failure(&line, 2);
+        let part = "--plot-kind: a plan with one pipeline stage has no picture `pipeline`";
+        assert!(message.contains(part) && message.contains("hint: step-time"), "{message}");
+    }
     assert!(failure("plan --plot-kind block", 2).contains("--plot <FILE>"));
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use super::{failure, json as answer, stdout};
+use super::{failure, json as answer, narrows, stdout};
 
 const REQUEST: &str = "--model cola-tiny --devices 4 --global-batch 4 --sequence-length 128";
 
@@ -128,6 +128,38 @@ fn the_cheapest_plan_is_explained() {
     let text = stdout(&format!("explain {request} --objective cost"));
     assert!(text.starts_with("cola-tiny on "), "{text}");
     assert!(text.contains("cheapest plan") && text.contains("btp, tensor axis 2"), "{text}");
+}
+
+#[test]
+fn explanations_state_the_cost_that_plan_states() {
+    let (_folder, profile) = priced_profile(3.6);
+    for price in ["", "--price-per-device-hour 7.2"] {
+        let request = format!("{REQUEST} --objective cost --hardware {profile} {price}");
+        let planned = answer(&format!("plan {request}"));
+        let explained = answer(&format!("explain {request}"));
+        assert!(number(&explained, "/cost/dollars_per_step") > 0.0);
+        assert_eq!(explained["cost"], planned["cost"]);
+    }
+    let text = stdout(&format!("explain {REQUEST} --objective cost --price-per-device-hour 7.2"));
+    for part in ["device-seconds at $7.2 per hour", " of the request"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(answer(&format!("explain {REQUEST}"))["cost"].is_null());
+    let message = failure(&format!("explain {REQUEST} --price-per-device-hour 7.2"), 2);
+    assert!(message.contains("--price-per-device-hour: is for the cost of a step"), "{message}");
+    assert!(message.contains("hint: --objective cost"), "{message}");
+}
+
+/// The mesh of the cheapest plan is not the fastest one.
+#[test]
+fn a_strategy_without_a_tensor_axis_is_warned_of() {
+    for objective in ["step-time", "cost"] {
+        let request = "--model llama-60m --devices 8 --strategy fullrank-tp --objective";
+        let planned = narrows(&format!("plan {request} {objective}")).assert().success();
+        let message = String::from_utf8_lossy(&planned.get_output().stderr).into_owned();
+        let reason = "has no effect on this plan: the mesh of the plan has no tensor axis";
+        assert!(message.contains(reason), "{message}");
+    }
 }
 
 /// Devices of a measured processor are parts of it.

@@ -92,7 +92,7 @@ fn damaged_measurements_are_located() {
         (
             "/measurements/52/measured/step/workload/global_batch",
             json!(5),
-            "measurements[52].measured.step.workload.global_batch: 5 sequences do not divide",
+            "measurements[52].measured.step.workload.global_batch: 5 sequences cannot be divided",
         ),
         ("/measurements/58/measured/kernels/0/norm/features", json!(4098), "4098 is not divisible"),
         ("/measurements/0/table", json!(" "), "measurements[0].table: is empty"),
@@ -113,7 +113,7 @@ fn damaged_measurements_are_located() {
             json!({"preset": "x"}),
             "measurements[50].measured.step.model.preset: there is no",
         ),
-        ("/measurements/50/measured/step/workload/global_batch", json!(5), "do not divide"),
+        ("/measurements/50/measured/step/workload/global_batch", json!(5), "cannot be divided"),
         (
             "/measurements/50/measured/step/recompute",
             json!("selective"),

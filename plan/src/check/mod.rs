@@ -91,6 +91,7 @@ mod walk;
 use std::sync::Arc;
 
 use crate::PipelineSchedule;
+use crate::counts::plural;
 use crate::mesh::Axis;
 use crate::program::{ChunkPhase, Phase, Program};
 
@@ -181,8 +182,10 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
     }
     if !work.global_batch.is_multiple_of(mesh.data * work.micro_batch) {
         return fault(format!(
-            "{} sequences do not divide into microbatches of {} on {} replicas",
-            work.global_batch, work.micro_batch, mesh.data
+            "{} cannot be divided into microbatches of {} on {}",
+            plural(work.global_batch, "sequence"),
+            work.micro_batch,
+            plural(mesh.data, "replica")
         ));
     }
     if !work.microbatches(&mesh).is_multiple_of(context.pass_microbatches()) {

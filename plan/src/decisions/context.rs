@@ -1,6 +1,7 @@
 //! The context of a plan file, whose sizes are checked.
 
 use crate::context::{Context, ContextAttention, PipelineSchedule, Zero};
+use crate::counts::plural;
 use crate::{Defect, Defects};
 
 use super::Plan;
@@ -124,8 +125,10 @@ impl Plan {
         let sequences = self.mesh.data * self.workload.micro_batch;
         if !self.workload.global_batch.is_multiple_of(sequences) {
             let problem = format!(
-                "{} sequences do not divide into microbatches of {} on {} replicas",
-                self.workload.global_batch, self.workload.micro_batch, self.mesh.data
+                "{} cannot be divided into microbatches of {} on {}",
+                plural(self.workload.global_batch, "sequence"),
+                self.workload.micro_batch,
+                plural(self.mesh.data, "replica")
             );
             let hint = format!("a multiple of {sequences}, or another microbatch or data axis");
             defects.push(Defect::new("workload.global_batch", problem).hint(hint));

@@ -29,8 +29,8 @@ pub struct LaunchInfo {
 /// Error of an environment that does not describe a process of a run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
-    /// A variable is not a number.
-    #[error("{variable} is `{value}`, not a number")]
+    /// A variable is not a number from 0 up.
+    #[error("{variable} is `{value}`, not a whole number from 0 up")]
     NotANumber {
         /// The variable.
         variable: &'static str,
@@ -447,7 +447,9 @@ mod tests {
             assert!(matches!(error, LaunchError::InvalidPort { .. }), "{error}");
             assert!(error.hint().contains("from 1 to 65535"), "{}", error.hint());
         }
-        assert!(of("LOCAL_WORLD_SIZE", "all").to_string().contains("`all`, not a number"));
+        assert!(of("LOCAL_WORLD_SIZE", "all").to_string().contains("`all`, not a whole number"));
+        let negative = message(&[("RANK", "-1"), ("WORLD_SIZE", "2")]);
+        assert_eq!(negative, "RANK is `-1`, not a whole number from 0 up");
         let most = of("LOCAL_WORLD_SIZE", "18446744073709551615").to_string();
         assert!(most.ends_with("but the run has 2 processes"), "{most}");
         let local = of("LOCAL_RANK", "2").to_string();

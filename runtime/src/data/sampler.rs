@@ -228,7 +228,11 @@ impl Sampler {
                 own.sequence_length.to_string(),
             ),
             ("tokens with SHA-256", cursor.tokens_sha256.clone(), own.tokens_sha256),
-            ("targets", cursor.targets.to_string(), own.targets.to_string()),
+            (
+                "a run with",
+                format!("targets {}", cursor.targets),
+                format!("targets {}", own.targets),
+            ),
         ];
         match differences.into_iter().find(|(_, cursor, own)| cursor != own) {
             None => Ok(cursor.next_sequence),

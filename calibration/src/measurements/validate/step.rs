@@ -1,6 +1,7 @@
 //! Validation of measured steps: a step must be one that can be predicted as it was measured.
 
 use narrows_cost_model::Executor;
+use narrows_plan::counts::plural;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Defect, Defects, Mesh, Zero};
@@ -77,8 +78,10 @@ impl MeasurementValidator {
         let sequences = mesh.data.saturating_mul(work.micro_batch);
         if !work.global_batch.is_multiple_of(sequences) {
             let problem = format!(
-                "{} sequences do not divide into microbatches of {} on {} replicas",
-                work.global_batch, work.micro_batch, mesh.data
+                "{} cannot be divided into microbatches of {} on {}",
+                plural(work.global_batch, "sequence"),
+                work.micro_batch,
+                plural(mesh.data, "replica")
             );
             self.defect(&field, problem);
         } else if work.global_batch / sequences > MICROBATCHES_MAX {
