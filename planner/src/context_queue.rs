@@ -221,10 +221,8 @@ mod tests {
     fn no_first_bound_is_less_than_that_of_the_flops() {
         let model = presets::find("cola-30b").expect("a preset");
         let profile = profile::preset("a100-80gb").expect("a preset");
-        let request = Request {
-            tensor: Some(512),
-            ..Request::new(model, profile, 512, 4096, 4096)
-        };
+        let request =
+            Request { tensor: Some(512), ..Request::new(model, profile, 512, 4096, 4096) };
         let segments = SegmentSolver::new(&request, Deadline::none());
         let solver = ContextSolver::new(&request, &segments);
         let mut negative = 0;

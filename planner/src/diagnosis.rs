@@ -72,24 +72,27 @@ pub fn diagnose(request: &Request, report: &SearchReport, cache: &SearchCache) -
         .min_by_key(|(needed, evidence, _)| (*evidence == MemoryEvidence::AllPlans, *needed));
     if let Some((needed, evidence, context)) = smallest {
         let limit = request.arena_limit();
+        let [needed_text, limit_text] = needed.distinct(limit);
         let needs = match evidence {
             // Other plans may need more than the bound and less than this plan.
             MemoryEvidence::OnePlan => {
-                format!("the smallest plan that was found needs {needed} per device")
+                format!("the smallest plan that was found needs {needed_text} per device")
             }
             MemoryEvidence::TriedPlans => {
-                format!("every plan that was tried needs more than {limit} per device")
+                format!("every plan that was tried needs more than {limit_text} per device")
             }
             MemoryEvidence::AllPlans if needed > limit => format!(
-                "weights, optimizer states and kept activations need at least {needed} per device"
+                "weights, optimizer states and kept activations need at least {needed_text} per device"
             ),
-            MemoryEvidence::AllPlans => format!("every plan needs more than {limit} per device"),
+            MemoryEvidence::AllPlans => {
+                format!("every plan needs more than {limit_text} per device")
+            }
         };
         causes.push(format!(
             "because {needs} on the mesh that needs the least memory ({}, microbatch {})",
             context.context.mesh, context.context.workload.micro_batch
         ));
-        causes.push(format!("and because a device may use {limit}"));
+        causes.push(format!("and because a device may use {limit_text}"));
         let is_proof = report.status == SearchStatus::Infeasible;
         conclusion = Some(if is_proof { "no plan fits" } else { "no plan was found that fits" });
         if let Some((sufficient_limit, mesh)) = sufficient_memory(request, report, cache) {

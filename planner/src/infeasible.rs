@@ -60,12 +60,14 @@ impl fmt::Display for Infeasible {
         match self {
             Infeasible::NoStrategy => write!(f, "some op has no legal strategy"),
             Infeasible::Memory { stage: Some(stage), needed, limit, .. } => {
+                let [needed, limit] = needed.distinct(*limit);
                 write!(f, "stage {stage} needs {needed}; the limit is {limit} per device")
             }
             Infeasible::Memory { evidence: MemoryEvidence::TriedPlans, limit, .. } => {
                 write!(f, "no plan that was tried fits; the limit is {limit} per device")
             }
             Infeasible::Memory { stage: None, needed, limit, .. } => {
+                let [needed, limit] = needed.distinct(*limit);
                 write!(f, "needs at least {needed}; the limit is {limit} per device")
             }
         }

@@ -27,7 +27,7 @@ fn schedules_are_searched_fixed_and_priced() {
     assert!(page.contains("zero-bubble"), "{page}");
 }
 
-/// Where blocks keep little for their backward passes, stages have more slots than microbatches in flight, and copies for fewer
+/// Stages whose blocks keep little for their backward passes have more slots than microbatches in flight, and copies for fewer
 /// microbatches; they train alike.
 #[test]
 fn zero_bubble_stages_that_recompute_blocks_train_as_others_in_less_memory() {
