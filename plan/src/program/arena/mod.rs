@@ -3,9 +3,10 @@
 //! Resident buffers come first, one after the other. Activations are placed by lifetime, largest
 //! first, each at the lowest offset where it overlaps no buffer that is alive at the same time. Passes of one microbatch
 //! that follow each other at once are one timeline. A buffer that lives from a pass to a later one, with other passes
-//! between them, has copies, one for each microbatch that needs it at once, rounded up to a divisor of the slots of its chunk. All other buffers are placed by lifetime, in
-//! one area that all passes of all chunks and the step phase share. Buffers of gradient buckets have an area of their
-//! own, because the buckets overlap with the last pass; they are reduced one after the other.
+//! between them, has copies, one for each microbatch that needs it at once, rounded up to a divisor of the slots of its
+//! chunk. All other buffers are placed by lifetime, in one area that all passes of all chunks and the step phase share.
+//! Buffers of gradient buckets have an area of their own, because the buckets overlap with the last pass; they are reduced
+//! one after the other.
 
 mod occupancy;
 
@@ -48,7 +49,7 @@ pub(crate) fn place_buffers(stage: &mut StageProgram) {
 }
 
 /// Assigns to every chunk the number of slots, from the microbatches in flight up to twice as many, with which copies take the fewest
-/// bytes. With 8 in flight and a buffer that 5 need at once, 8 slots have 8 copies of it, and 10 have 5.
+/// bytes: of a buffer that 5 of 8 microbatches in flight need at once, 8 slots have 8 copies, and 10 have 5.
 fn assign_slots(stage: &mut StageProgram, spans: &[Option<LiveRange>], copies: &CopyCounts) {
     let bytes = CopiedBytes::new(stage, spans, copies);
     for chunk in 0..stage.chunks.len() {
