@@ -88,9 +88,7 @@ impl Unit {
             Unit::Bytes => Bytes(value.round() as u64).to_string(),
             Unit::Seconds => Seconds(value).to_string(),
             Unit::Days => match value.abs() {
-                ..MINUTES_MIN => Seconds(value * DAY_S).to_string(),
-                ..HOURS_MIN => format!("{:.1} minutes", value * 24.0 * 60.0),
-                ..DAYS_MIN => format!("{:.1} hours", value * 24.0),
+                ..DAYS_MIN => duration_of(value * DAY_S),
                 ..1000.0 => format!("{value:.1} days"),
                 _ => format!("{} days", thousands(value.round() as u64)),
             },
@@ -113,6 +111,15 @@ fn mixed_decimals(largest: f64) -> usize {
         ..10.0 => 3,
         ..1000.0 => 2,
         _ => 1,
+    }
+}
+
+/// Seconds in minutes from two minutes on, and in hours from two hours on.
+pub fn duration_of(seconds: f64) -> String {
+    match seconds.abs() {
+        ..120.0 => Seconds(seconds).to_string(),
+        ..7200.0 => format!("{:.1} minutes", seconds / 60.0),
+        _ => format!("{:.1} hours", seconds / 3600.0),
     }
 }
 

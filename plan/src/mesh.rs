@@ -8,6 +8,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::counts::plural;
+
 /// An axis of the device mesh.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
@@ -145,6 +147,19 @@ impl Workload {
     /// Microbatches that each device runs in a step.
     pub fn microbatches(&self, mesh: &Mesh) -> u64 {
         self.global_batch / (mesh.data * self.micro_batch)
+    }
+
+    /// A sentence on a batch that the replicas of a mesh cannot divide into microbatches; `None` where they can.
+    pub fn indivisible_batch(&self, mesh: &Mesh) -> Option<String> {
+        let sequences = mesh.data.saturating_mul(self.micro_batch);
+        (!self.global_batch.is_multiple_of(sequences)).then(|| {
+            format!(
+                "{} cannot be divided into microbatches of {} on {}",
+                plural(self.global_batch, "sequence"),
+                self.micro_batch,
+                plural(mesh.data, "replica")
+            )
+        })
     }
 
     /// Tokens of the sequences of one microbatch.

@@ -1,6 +1,6 @@
 //! The cost of a step in words.
 
-use super::training_run::rounded;
+use super::training_run::{decimals, rounded};
 use crate::step_cost::StepCost;
 
 /// Device-seconds of a step, and their price where one is known.
@@ -39,8 +39,7 @@ pub fn short(value: f64) -> String {
     if !(0.01..100.0).contains(&value) {
         return rounded(value);
     }
-    let decimals = 2 - value.log10().floor() as i32;
-    format!("{value:.*}", decimals.max(0) as usize)
+    format!("{value:.*}", decimals(value))
 }
 
 #[cfg(test)]

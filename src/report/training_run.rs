@@ -1,11 +1,10 @@
 //! Time, cost and energy of a whole training run.
 
 use narrows_cost_model::{FailureEstimate, TrainingRunEstimate};
-use narrows_plan::Seconds;
 
 use super::page::{Align, Page};
 use crate::text::{count, interval_90, percent, thousands};
-use crate::unit::Unit;
+use crate::unit::{Unit, duration_of};
 
 /// Prints the run with its intervals and assumptions.
 pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
@@ -72,8 +71,8 @@ pub fn rounded(value: f64) -> String {
     }
 }
 
-/// Decimals with which a number below 1 has three significant digits.
-fn decimals(value: f64) -> usize {
+/// Decimals with which a number below 100 has three significant digits.
+pub fn decimals(value: f64) -> usize {
     (2.0 - value.log10().floor()) as usize
 }
 
@@ -102,15 +101,6 @@ fn checkpoints_phrase(failures: &FailureEstimate) -> String {
         duration_of(failures.checkpoint_s),
         duration_of(failures.restart_s)
     )
-}
-
-/// Seconds in minutes from two minutes on, and in hours from two hours on.
-fn duration_of(seconds: f64) -> String {
-    match seconds {
-        ..120.0 => Seconds(seconds).to_string(),
-        ..7200.0 => format!("{:.1} minutes", seconds / 60.0),
-        _ => format!("{:.1} hours", seconds / 3600.0),
-    }
 }
 
 #[cfg(test)]

@@ -226,20 +226,28 @@ fn resuming_automatically_sets_damaged_checkpoints_aside() {
     fs::write(&weights, &flipped).unwrap();
     fs::remove_file(files.step(3).join("state.json")).unwrap();
     let resume = format!("{} {decay} --resume=auto", files.flags(6));
-    let output = narrows(&resume).assert().success().get_output().clone();
-    let message = String::from_utf8(output.stderr).unwrap();
-    for part in [
-        "warning: ",
-        "step-00000004/model.safetensors: the file has SHA-256",
-        "step-00000003/state.json: is missing; the checkpoint is now ",
-    ] {
-        assert!(message.contains(part), "{part} in {message}");
-    }
+    assert_warns(
+        &resume,
+        &[
+            "warning: ",
+            "step-00000004/model.safetensors: the file has SHA-256",
+            "step-00000003/state.json: is missing; the checkpoint is now ",
+        ],
+    );
     assert_eq!(files.curve(), expected);
     let aside = files.at("kept/step-00000004.damaged/model.safetensors");
     assert!(fs::read(aside).unwrap() == flipped, "damaged contents may be worth inspecting");
     // The run has written undamaged ones of the same steps.
     assert!(files.step(4).exists() && files.at("kept/step-00000003.damaged").exists());
+}
+
+/// Asserts that a run succeeds, and prints all of these parts on standard error.
+fn assert_warns(arguments: &str, parts: &[&str]) {
+    let output = narrows(arguments).assert().success().get_output().clone();
+    let message = String::from_utf8(output.stderr).unwrap();
+    for part in parts {
+        assert!(message.contains(part), "{part} in {message}");
+    }
 }
 
 /// The manifest agrees with the edited files.
@@ -274,15 +282,14 @@ fn resuming_automatically_sets_edited_checkpoints_aside() {
         "{message}"
     );
     let resume = format!("{} {decay} --resume=auto", files.flags(6));
-    let output = narrows(&resume).assert().success().get_output().clone();
-    let message = String::from_utf8(output.stderr).unwrap();
-    for part in [
-        "step-00000005/model.safetensors: header: is not a safetensors header",
-        "step-00000004/state.json: field `step`: is 2, and the name of the folder has 4; the checkpoint is now ",
-        "step-00000003/state.json: ",
-    ] {
-        assert!(message.contains(part), "{part} in {message}");
-    }
+    assert_warns(
+        &resume,
+        &[
+            "step-00000005/model.safetensors: header: is not a safetensors header",
+            "step-00000004/state.json: field `step`: is 2, and the name of the folder has 4; the checkpoint is now ",
+            "step-00000003/state.json: ",
+        ],
+    );
     assert_eq!(files.curve(), expected);
     assert!((3..=5).all(|step| files.at(&format!("kept/step-{step:08}.damaged")).is_dir()));
 }
@@ -308,14 +315,13 @@ fn a_run_without_an_undamaged_checkpoint_begins_anew_and_loses_nothing() {
     let before = fs::read(files.at("m.jsonl")).unwrap();
     let aside = |step| files.at(&format!("kept/step-{step:08}.damaged/model.safetensors"));
     let damaged = fs::read(files.step(3).join("model.safetensors")).unwrap();
-    let output = narrows(&flags(6)).assert().success().get_output().clone();
-    let message = String::from_utf8(output.stderr).unwrap();
-    for part in [
-        "kept has no undamaged checkpoint left: the run begins at the first step",
-        "m.jsonl has steps of which no checkpoint is left: it is now ",
-    ] {
-        assert!(message.contains(part), "{part} in {message}");
-    }
+    assert_warns(
+        &flags(6),
+        &[
+            "kept has no undamaged checkpoint left: the run begins at the first step",
+            "m.jsonl has steps of which no checkpoint is left: it is now ",
+        ],
+    );
     assert_eq!(files.curve(), expected);
     assert!(fs::read(files.at("m.jsonl.old-1")).unwrap() == before);
     assert!(fs::read(aside(3)).unwrap() == damaged && (1..3).all(|step| aside(step).exists()));

@@ -91,7 +91,6 @@ mod walk;
 use std::sync::Arc;
 
 use crate::PipelineSchedule;
-use crate::counts::plural;
 use crate::mesh::Axis;
 use crate::program::{ChunkPhase, Phase, Program};
 
@@ -180,13 +179,8 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
             "every size of the mesh {mesh} and of the workload must be between 1 and 16777216"
         ));
     }
-    if !work.global_batch.is_multiple_of(mesh.data * work.micro_batch) {
-        return fault(format!(
-            "{} cannot be divided into microbatches of {} on {}",
-            plural(work.global_batch, "sequence"),
-            work.micro_batch,
-            plural(mesh.data, "replica")
-        ));
+    if let Some(problem) = work.indivisible_batch(&mesh) {
+        return fault(problem);
     }
     if !work.microbatches(&mesh).is_multiple_of(context.pass_microbatches()) {
         return fault(format!(

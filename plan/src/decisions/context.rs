@@ -1,7 +1,6 @@
 //! The context of a plan file, whose sizes are checked.
 
 use crate::context::{Context, ContextAttention, PipelineSchedule, Zero};
-use crate::counts::plural;
 use crate::{Defect, Defects};
 
 use super::Plan;
@@ -122,14 +121,8 @@ impl Plan {
     pub fn context(&self) -> Result<Context, Defects> {
         self.size_defects().into_result(())?;
         let mut defects = Defects::default();
-        let sequences = self.mesh.data * self.workload.micro_batch;
-        if !self.workload.global_batch.is_multiple_of(sequences) {
-            let problem = format!(
-                "{} cannot be divided into microbatches of {} on {}",
-                plural(self.workload.global_batch, "sequence"),
-                self.workload.micro_batch,
-                plural(self.mesh.data, "replica")
-            );
+        if let Some(problem) = self.workload.indivisible_batch(&self.mesh) {
+            let sequences = self.mesh.data * self.workload.micro_batch;
             let hint = format!("a multiple of {sequences}, or another microbatch or data axis");
             defects.push(Defect::new("workload.global_batch", problem).hint(hint));
         }

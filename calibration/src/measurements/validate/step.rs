@@ -1,7 +1,6 @@
 //! Validation of measured steps: a step must be one that can be predicted as it was measured.
 
 use narrows_cost_model::Executor;
-use narrows_plan::counts::plural;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Defect, Defects, Mesh, Zero};
@@ -76,13 +75,7 @@ impl MeasurementValidator {
     fn microbatches(&mut self, at: &str, step: &TrainingStep, mesh: Mesh) {
         let (work, field) = (step.workload, format!("{at}.workload.global_batch"));
         let sequences = mesh.data.saturating_mul(work.micro_batch);
-        if !work.global_batch.is_multiple_of(sequences) {
-            let problem = format!(
-                "{} cannot be divided into microbatches of {} on {}",
-                plural(work.global_batch, "sequence"),
-                work.micro_batch,
-                plural(mesh.data, "replica")
-            );
+        if let Some(problem) = work.indivisible_batch(&mesh) {
             self.defect(&field, problem);
         } else if work.global_batch / sequences > MICROBATCHES_MAX {
             self.defect(&field, format!("more than {MICROBATCHES_MAX} microbatches"));

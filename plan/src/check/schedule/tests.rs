@@ -51,8 +51,7 @@ fn stage(schedule: &StageSchedule, mesh: &Mesh) -> StageProgram {
         arena: Bytes(0),
     };
     for chunk in 0..stage.chunks.len() {
-        let last = stage.chunks[chunk].last_phase();
-        stage.chunks[chunk].slots = stage.microbatches_between(chunk, Phase::Forward, last);
+        stage.chunks[chunk].slots = stage.microbatches_in_flight(chunk);
     }
     stage
 }
