@@ -43,6 +43,9 @@ impl ContextSolver<'_> {
         let mut best: Option<SizedPlan> = None;
         for embedding_and_head in smallest {
             for level in 0..LEVELS_MAX {
+                if best.is_some() && self.segments.out_of_time() {
+                    return best;
+                }
                 let Some(stages) = self.min_memory_stages(context, &embedding_and_head, level)
                 else {
                     continue;
@@ -101,12 +104,13 @@ impl ContextSolver<'_> {
     /// The smallest plan under restricted rules: bytes exclude the memory of a block's recomputation, so
     /// minimising bytes recomputes more than is best for the arena.
     fn min_memory_plan_restricted(&self, context: &Context) -> Option<SizedPlan> {
-        let plans =
-            restrictions(self.request, context, false).into_iter().filter_map(|restricted| {
-                let (request, context) = restricted;
-                let segments = self.segments.for_request(&request);
-                ContextSolver::new(&request, &segments).min_memory_plan(&context)
-            });
+        let in_time = restrictions(self.request, context, false)
+            .into_iter()
+            .take_while(|_| !self.segments.out_of_time());
+        let plans = in_time.filter_map(|(request, context)| {
+            let segments = self.segments.for_request(&request);
+            ContextSolver::new(&request, &segments).min_memory_plan(&context)
+        });
         plans.min_by_key(SizedPlan::peak_arena)
     }
 
@@ -121,6 +125,9 @@ impl ContextSolver<'_> {
     ) -> Option<FeasiblePlan> {
         let mut best: Option<FeasiblePlan> = None;
         for (request, context) in restrictions(self.request, context, published) {
+            if self.segments.out_of_time() {
+                break;
+            }
             let cutoff = best.as_ref().map_or(incumbent, |plan| plan.time.0);
             let segments = self.segments.for_request(&request);
             let solver = ContextSolver::new(&request, &segments);
