@@ -202,8 +202,9 @@ impl PricedRoom {
 
 #[cfg(test)]
 mod tests {
-    use crate::context::bound_checks::{check_within_memory, for_each_plan};
+    use crate::context::bound_checks::{HasBound, check_within_memory, for_each_plan};
     use crate::context::partition_bounds::RelaxedLayout;
+    use crate::request::Request;
     use crate::slower_links;
 
     use super::*;
@@ -263,6 +264,31 @@ mod tests {
         }
         assert!(checked > 50 && raised.iter().all(|count| *count > 5), "{checked} {raised:?}");
         assert!(tightest < 1.01, "{tightest}");
+    }
+
+    /// With ZeRO-2 in groups of shards, the first block's gradients are reduced over the groups after the last reduction within one.
+    /// Where these take longer than the passes, plans are hardly slower than the bound that counts both.
+    #[test]
+    fn reductions_over_groups_of_shards_follow_those_of_every_pass() {
+        let has_groups: HasBound = |context| {
+            let is_zero_2 = context.shards_gradients() && !context.shards_weights();
+            is_zero_2 && context.shard_size < context.mesh.replicas() && context.passes() == 1
+        };
+        let (mut checked, mut tightest) = (0, f64::INFINITY);
+        let request = slower_links::request("llama-350m", [8.0, 8.0], [64, 64, 1024]);
+        let request = Request { tensor: Some(4), ..request };
+        for_each_plan(request, (has_groups, 1), |solver, context, relaxed, plan| {
+            let (segments, overheads) = (solver.segments, &relaxed.overheads);
+            let step = CollectiveStep::with_overheads(segments, context, overheads, None);
+            let step = step.expect("one stage");
+            for longer in step.cases().into_iter().filter(|of| of[1] == Longer::InEveryPass) {
+                let bound = step.bound(longer).expect("legal decisions");
+                assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{longer:?}, {context:?}");
+                tightest = tightest.min(plan.time.0 / bound);
+                checked += 1;
+            }
+        });
+        assert!(checked > 10 && tightest < 1.001, "{checked} checked, {tightest}");
     }
 
     /// Within a memory limit, no plan is faster than the bound, which memory raises, and some are hardly slower.

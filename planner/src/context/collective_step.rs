@@ -304,10 +304,7 @@ impl<'a> CollectiveStep<'a> {
             }
             _ => 0.0,
         };
-        // Those of sharded gradients follow the reductions of every pass.
-        let after_backward =
-            if longer[1] == Longer::InEveryPass { self.of_first_block[1] } else { 0.0 };
-        self.step_phase + at_ends + after_backward + self.additions(longer[1]) - before_gather
+        self.step_phase + at_ends + self.additions(longer[1]) - before_gather
     }
 
     /// The parts of a step: distinct segments in each place, with their numbers of instances.
@@ -382,6 +379,13 @@ impl<'a> CollectiveStep<'a> {
         }
     }
 
+    /// Whether the first gather (0) or the last reductions (1) of a segment count with all of their time: with sharded gradients,
+    /// these follow the reductions of every pass.
+    fn counts_at_end(&self, place: Place, at: usize, longer: Longer) -> bool {
+        let ends_step = longer == Longer::AtEnd || at == 1 && longer == Longer::InEveryPass;
+        place == Place::FirstBlock && ends_step
+    }
+
     fn weights(&self, place: Place, longer: [Longer; 2], buckets: FirstBuckets) -> StepWeights {
         let (passes, in_pass) =
             (self.context.passes() as f64, self.context.pass_microbatches() as f64);
@@ -399,7 +403,7 @@ impl<'a> CollectiveStep<'a> {
         // The first gather and the last reductions count in full, the others as hidden.
         let mut of_splits = [[0.0; BucketSplit::SPLITS.len()]; 2];
         for (at, split) in [buckets.gather, buckets.reduction].into_iter().enumerate() {
-            if (place, longer[at]) != (Place::FirstBlock, Longer::AtEnd) {
+            if !self.counts_at_end(place, at, longer[at]) {
                 continue;
             }
             match BucketSplit::SPLITS.into_iter().position(|of| of == split) {
