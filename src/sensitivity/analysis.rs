@@ -42,7 +42,7 @@ const BOUGHT: [(&str, bool); 6] = [
 /// Sensitivities of the step time of one plan.
 #[derive(Debug)]
 pub struct Analysis {
-    /// Elasticities, the largest first.
+    /// Elasticities, the largest first. This list and the next two lack numbers that were not planned before Ctrl-C.
     pub elasticities: Vec<ParameterElasticity>,
     /// Improvements of the hardware, the largest gain first.
     pub upgrades: Vec<Upgrade>,
@@ -67,6 +67,8 @@ pub struct ParameterElasticity {
     pub replanned: Estimate,
     /// Elasticity of the present plan; `None` where it does not fit other values.
     pub kept: Option<Estimate>,
+    /// Whether the upgrades and the range of the number were planned as well.
+    pub is_complete: bool,
 }
 
 /// Gains from improvements of one number by the factors of [`UPGRADES`].
@@ -87,7 +89,7 @@ pub struct AssumedParameter {
     pub number: VariedParameter,
     /// Scanned range, relative to the present value.
     pub range: [f64; 2],
-    /// The nearest value at which another plan is the fastest, if one was found.
+    /// The nearest value at which another plan is the fastest, if one was found; after Ctrl-C, there may be a nearer one.
     pub change: Option<PlanChange>,
     /// Step time of the present plan over that of the fastest, less one, at both ends of the range; `None` where one of
     /// the two does not exist.
@@ -128,17 +130,14 @@ struct Variants<'a> {
     numbers: &'a [VariedParameter],
     cache: SearchCache,
     stop: &'a Arc<AtomicBool>,
-    planned: Vec<(VariantKey, Variant)>,
+    /// Variants that were reached before `stop`; `None` for a value that a field does not take, such as an efficiency
+    /// above one.
+    reached: Vec<(VariantKey, Option<Variant>)>,
 }
 
 impl Variants<'_> {
     /// Plans variants in parallel, until stopped. `begin` gets their number, `progress` is called after each.
-    fn plan(
-        &mut self,
-        keys: Vec<VariantKey>,
-        begin: &dyn Fn(u64),
-        progress: &(dyn Fn() + Sync),
-    ) -> CommandResult<()> {
+    fn plan(&mut self, keys: Vec<VariantKey>, begin: &dyn Fn(u64), progress: &(dyn Fn() + Sync)) {
         let rounded = |(index, factor): VariantKey| {
             let value = self.numbers[index].scaled(factor)?;
             Some((index, value.factor))
@@ -146,27 +145,42 @@ impl Variants<'_> {
         let mut keys: Vec<VariantKey> = keys.into_iter().filter_map(rounded).collect();
         keys.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         keys.dedup();
-        keys.retain(|key| self.get(key.0, key.1).is_none());
+        keys.retain(|key| !self.is_reached(key.0, key.1));
         begin(keys.len() as u64);
-        let plan = |key: &VariantKey| -> CommandResult<Option<(VariantKey, Variant)>> {
+        let plan = |key: &VariantKey| -> Option<(VariantKey, Option<Variant>)> {
             let value = self.numbers[key.0].scaled(key.1);
             let Some(value) = value.filter(|_| !self.stop.load(Ordering::Relaxed)) else {
                 progress();
-                return Ok(None);
+                return None;
             };
             let variant = Variant::new(self.scenario, self.present, &value, &self.cache, self.stop);
             progress();
-            // A value that a field does not take, such as an efficiency above one, is no variant.
-            Ok(variant.ok().flatten().map(|variant| (*key, variant)))
+            match variant {
+                Ok(variant) => variant.map(|variant| (*key, Some(variant))),
+                Err(_) => Some((*key, None)),
+            }
         };
-        let planned: CommandResult<Vec<_>> = keys.par_iter().map(plan).collect();
-        self.planned.extend(planned?.into_iter().flatten());
-        Ok(())
+        let reached: Vec<_> = keys.par_iter().filter_map(plan).collect();
+        self.reached.extend(reached);
+    }
+
+    /// The variant for a factor, if it was reached; `None` for the present value.
+    fn find(&self, number: usize, factor: f64) -> Option<&Option<Variant>> {
+        let key = (number, self.numbers[number].scaled(factor)?.factor);
+        self.reached.iter().find(|(known, _)| *known == key).map(|(_, variant)| variant)
     }
 
     fn get(&self, number: usize, factor: f64) -> Option<&Variant> {
-        let key = (number, self.numbers[number].scaled(factor)?.factor);
-        self.planned.iter().find(|(known, _)| *known == key).map(|(_, variant)| variant)
+        self.find(number, factor)?.as_ref()
+    }
+
+    /// Whether the variant for a factor was reached, or needs no plan because it is the present one.
+    fn is_reached(&self, number: usize, factor: f64) -> bool {
+        self.numbers[number].scaled(factor).is_none() || self.find(number, factor).is_some()
+    }
+
+    fn are_reached(&self, number: usize, factors: &[f64]) -> bool {
+        factors.iter().all(|factor| self.is_reached(number, *factor))
     }
 
     /// Whether another plan than the present one is the fastest; `None` without a plan.
@@ -197,19 +211,12 @@ pub fn analyse(
     let numbers = VariedParameter::all(scenario, request)?;
     let cache = SearchCache::default();
     let mut variants =
-        Variants { scenario, present, numbers: &numbers, cache, stop, planned: vec![] };
-    let mut keys: Vec<VariantKey> = vec![];
-    for (index, number) in numbers.iter().enumerate() {
-        keys.extend(number.ends().map(|factor| (index, factor)));
-        if let Some(is_reduced) = bought(number) {
-            keys.extend(UPGRADES.map(|factor| (index, upgraded(factor, is_reduced))));
-        }
-        if number.is_assumed {
-            keys.extend(SCANNED.map(|factor| (index, factor)));
-        }
-    }
-    variants.plan(keys, begin, progress)?;
-    let changes = plan_changes(&mut variants, begin, progress)?;
+        Variants { scenario, present, numbers: &numbers, cache, stop, reached: vec![] };
+    let factors_of =
+        |(index, number)| factors(number).into_iter().map(move |factor| (index, factor));
+    let keys = numbers.iter().enumerate().flat_map(factors_of).collect();
+    variants.plan(keys, begin, progress);
+    let changes = plan_changes(&mut variants, begin, progress);
     let elasticities = elasticities(&variants, step);
     let mut upgrades = upgrades(&variants, step);
     let doubled = |upgrade: &Upgrade| upgrade.gains[1].map_or(f64::NEG_INFINITY, |gain| gain.value);
@@ -219,10 +226,23 @@ pub fn analyse(
         (number.worst_loss(), number.elasticity.unwrap_or_default().abs())
     };
     assumed.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
-    let defects = variants.planned.iter().map(|(_, variant)| variant.defects).sum();
+    let planned = variants.reached.iter().filter_map(|(_, variant)| variant.as_ref());
+    let defects = planned.map(|variant| variant.defects).sum();
     let is_complete = !stop.load(Ordering::Relaxed);
     let not_varied = assumed_zeros(scenario, request);
     Ok(Analysis { elasticities, upgrades, assumed, not_varied, is_complete, defects })
+}
+
+/// Factors for which a number is planned, before changes of the plan are bisected.
+fn factors(number: &VariedParameter) -> Vec<f64> {
+    let mut factors = number.ends().to_vec();
+    if let Some(is_reduced) = bought(number) {
+        factors.extend(UPGRADES.map(|factor| upgraded(factor, is_reduced)));
+    }
+    if number.is_assumed {
+        factors.extend(SCANNED);
+    }
+    factors
 }
 
 /// Whether less of a number is better, if money buys it.
@@ -238,6 +258,7 @@ fn upgraded(factor: f64, is_reduced: bool) -> f64 {
 fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ParameterElasticity> {
     let numbers = variants.numbers.iter().enumerate();
     let mut found: Vec<ParameterElasticity> = numbers
+        .filter(|(index, number)| variants.are_reached(*index, &number.ends()))
         .filter_map(|(index, number)| {
             let ends = number.ends().map(|factor| variants.get(index, factor));
             let replanned = |variant: &&Variant| {
@@ -250,7 +271,9 @@ fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ParameterElast
                 quotient(ends.map(|v| v.as_ref().and_then(replanned)), present)?;
             let kept = quotient(ends.map(|v| v.as_ref().and_then(kept)), present);
             let kept = kept.map(|(_, estimate)| estimate);
-            Some(ParameterElasticity { number: number.clone(), factors, replanned, kept })
+            let is_complete = variants.are_reached(index, &self::factors(number));
+            let number = number.clone();
+            Some(ParameterElasticity { number, factors, replanned, kept, is_complete })
         })
         .collect();
     let size = |of: &ParameterElasticity| of.replanned.value.abs();
@@ -275,8 +298,12 @@ fn upgrades(variants: &Variants, present: &StepSample) -> Vec<Upgrade> {
     let numbers = variants.numbers.iter().enumerate();
     let upgrade = |(index, number): (usize, &VariedParameter)| {
         let is_reduced = bought(number)?;
-        let gains = UPGRADES.map(|factor| {
-            let variant = variants.get(index, upgraded(factor, is_reduced))?;
+        let factors = UPGRADES.map(|factor| upgraded(factor, is_reduced));
+        if !variants.are_reached(index, &factors) {
+            return None;
+        }
+        let gains = factors.map(|factor| {
+            let variant = variants.get(index, factor)?;
             Some(gain(present, &variant.replanned.as_ref()?.step))
         });
         let is_found = gains.iter().any(Option::is_some);
@@ -290,7 +317,7 @@ fn plan_changes(
     variants: &mut Variants,
     begin: &dyn Fn(u64),
     progress: &(dyn Fn() + Sync),
-) -> CommandResult<Vec<(usize, f64)>> {
+) -> Vec<(usize, f64)> {
     // A factor without a change to another plan and one with it, for each number and direction.
     let mut brackets: Vec<(usize, [f64; 2])> = vec![];
     for index in 0..variants.numbers.len() {
@@ -312,12 +339,12 @@ fn plan_changes(
     }
     for _ in 0..BISECTIONS {
         let keys = brackets.iter().map(|(index, ends)| (*index, geometric_mean(*ends))).collect();
-        variants.plan(keys, begin, progress)?;
+        variants.plan(keys, begin, progress);
         for (index, ends) in &mut brackets {
             *ends = narrowed(*ends, variants.is_changed(*index, geometric_mean(*ends)));
         }
     }
-    Ok(brackets.into_iter().map(|(index, [_, changed])| (index, changed)).collect())
+    brackets.into_iter().map(|(index, [_, changed])| (index, changed)).collect()
 }
 
 /// The half of a bracket in which the plan changes. A middle without a plan, or one that rounds to the present value, is
@@ -334,7 +361,11 @@ fn assumed_numbers(
     changes: Vec<(usize, f64)>,
     elasticities: &[ParameterElasticity],
 ) -> Vec<AssumedParameter> {
-    let numbers = variants.numbers.iter().enumerate().filter(|(_, number)| number.is_assumed);
+    let numbers = variants
+        .numbers
+        .iter()
+        .enumerate()
+        .filter(|(index, number)| number.is_assumed && variants.are_reached(*index, &SCANNED));
     let assumed = |(index, number): (usize, &VariedParameter)| {
         let ends = [SCANNED[0], SCANNED[SCANNED.len() - 1]];
         let at_ends = ends.map(|factor| variants.get(index, factor));

@@ -142,9 +142,22 @@ fn interrupted_analyses_answer_with_what_is_done() {
     let question = format!("--break-even {field} --between btp+tensor=8,data-parallel");
     let answer = interrupted(&format!("whatif {request} --devices 64 {question}"));
     assert_eq!(answer["is_complete"], false);
-    let answer = interrupted(&format!("sensitivity {request} --devices 16"));
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.csv");
+    let csv = format!("--csv {}", rows.display());
+    let answer = interrupted(&format!("sensitivity {request} --devices 16 {csv}"));
     assert_eq!(answer["is_complete"], false);
     assert!(answer["prediction"]["step_time_s"].is_f64(), "the present plan is known: {answer}");
+    // Numbers that were not planned are left out: a gain of `null` is a value without a plan.
+    let rows = fs::read_to_string(rows).unwrap();
+    assert!(rows.lines().count() <= 1 + answer["elasticities"].as_array().unwrap().len(), "{rows}");
+    for upgrade in answer["upgrades"].as_array().unwrap() {
+        assert!(upgrade["gains"].as_array().unwrap().iter().all(|gain| !gain["gain"].is_null()));
+    }
+    for assumed in answer["assumed"].as_array().unwrap() {
+        assert_ne!(assumed["range"][0], assumed["range"][1], "{assumed}");
+        assert!(!assumed["losses"].as_array().unwrap().iter().all(Value::is_null), "{assumed}");
+    }
 }
 
 /// The input neither ends nor goes on, so that only the signal ends the command.

@@ -4,7 +4,7 @@ use super::rows::{AssumedRow, ElasticityRow, UpgradeRow};
 use crate::sensitivity::{Estimate, UPGRADES};
 use crate::text::csv_table;
 
-/// A row for each number as CSV (RFC 4180).
+/// A row for each number whose columns were all planned, as CSV (RFC 4180).
 pub fn csv(
     elasticities: &[ElasticityRow],
     upgrades: &[UpgradeRow],
@@ -14,7 +14,7 @@ pub fn csv(
         let cells = estimate.map(|Estimate { value, interval: [low, high] }| [value, low, high]);
         cells.map_or_else(|| vec![String::new(); 3], |cells| cells.map(text).to_vec())
     };
-    let rows = elasticities.iter().map(|row| {
+    let rows = elasticities.iter().filter(|row| row.is_complete).map(|row| {
         let upgrade = upgrades.iter().find(|upgrade| upgrade.number == row.number);
         let error = assumed.iter().find(|assumed| assumed.number == row.number);
         let gains = (0..UPGRADES.len()).map(|index| {

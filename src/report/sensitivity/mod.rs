@@ -34,7 +34,8 @@ const LOSS_MIN: f64 = 0.001;
 #[derive(Serialize, JsonSchema)]
 #[schemars(title = "Narrows sensitivity answer")]
 pub struct SensitivityReport<'a> {
-    /// Whether every number was varied; `false` after Ctrl-C.
+    /// Whether every number was varied; `false` after Ctrl-C. Each list then has the numbers that were planned for it until
+    /// then, and lacks the others.
     is_complete: bool,
     /// The plan, as `schema plan` describes it.
     decisions: &'a Plan,
@@ -93,8 +94,8 @@ impl<'a> SensitivityReport<'a> {
         let step = Seconds(self.prediction.prediction.step_time_s);
         let mut sentences = vec![format!("The fastest plan takes {step} a step.")];
         if !self.is_complete {
-            sentences
-                .push("The analysis was stopped; below is what was planned until then.".into());
+            let stopped = "The analysis was stopped: the tables leave out numbers that were not planned until then.";
+            sentences.push(stopped.into());
             return sentences.join(" ");
         }
         let hardware = self.elasticities.iter().find(|row| row.kind == ParameterGroup::Hardware);
@@ -272,9 +273,17 @@ impl<'a> SensitivityReport<'a> {
         ];
         page.table(&columns, &rows);
         let quiet = self.assumed.len() - self.assumed.iter().filter(|r| r.change.is_some()).count();
+        let found = match self.is_complete {
+            true => {
+                "Each was planned at half to twice its value, shares to at most 1 and slowdowns to at least 1, and \
+                 the nearest change found by bisection."
+            }
+            false => {
+                "The analysis was stopped before bisection ended: a plan may change nearer to its present value."
+            }
+        };
         page.paragraph(&format!(
-            "Each was planned at half to twice its value, shares to at most 1 and slowdowns to at least 1, and \
-             the nearest change found by bisection. Loss: what keeping the present plan costs at the worse end of the range. {} without a change.{}",
+            "{found} Loss: what keeping the present plan costs at the worse end of the range. {} without a change.{}",
             plural(quiet as u64, "more number"),
             self.zeros_phrase(),
         ));

@@ -30,6 +30,9 @@ pub struct ElasticityRow {
     pub replanned: Estimate,
     /// The same of the present plan; `null` where it does not fit other values.
     pub kept_plan: Option<Estimate>,
+    /// Whether the upgrades and the range of the number were planned as well.
+    #[serde(skip)]
+    pub is_complete: bool,
 }
 
 /// Shares of the step time that better hardware saves.
@@ -63,7 +66,8 @@ pub struct AssumedRow {
     pub range: [f64; 2],
     /// Elasticity of the step time; `null` if it was not found.
     pub elasticity: Option<f64>,
-    /// The nearest value found at which another plan is the fastest; `null` if there is none in the range.
+    /// The nearest value found at which another plan is the fastest; `null` if there is none in the range. If the answer is
+    /// not complete, there may be a nearer one.
     pub change: Option<ChangeRow>,
     /// Step time of the present plan over that of the fastest, less one, at both ends of the range.
     pub losses: [Option<f64>; 2],
@@ -96,6 +100,7 @@ impl From<&ParameterElasticity> for ElasticityRow {
             factors: of.factors,
             replanned: of.replanned,
             kept_plan: of.kept,
+            is_complete: of.is_complete,
         }
     }
 }
