@@ -13,7 +13,7 @@ use crate::search_defects::SearchDefects;
 use crate::whatif::{Scenario, geometric_mean};
 
 use super::difference::{Estimate, elasticity, gain};
-use super::number::{VariedParameter, assumed_zeros};
+use super::number::{ParameterGroup, VariedParameter, assumed_zeros};
 use super::variant::{StepSample, Variant};
 
 /// Factors of improvements of the hardware.
@@ -217,8 +217,9 @@ pub fn analyse(
     let keys = numbers.iter().enumerate().flat_map(factors_of).collect();
     variants.plan(keys, begin, progress);
     let changes = plan_changes(&mut variants, begin, progress);
-    let elasticities = elasticities(&variants, step);
-    let mut upgrades = upgrades(&variants, step);
+    let steps = present_steps(&variants, request, step);
+    let elasticities = elasticities(&variants, &steps);
+    let mut upgrades = upgrades(&variants, &steps);
     let doubled = |upgrade: &Upgrade| upgrade.gains[1].map_or(f64::NEG_INFINITY, |gain| gain.value);
     upgrades.sort_by(|a, b| doubled(b).total_cmp(&doubled(a)));
     let mut assumed = assumed_numbers(&variants, changes, &elasticities);
@@ -255,7 +256,20 @@ fn upgraded(factor: f64, is_reduced: bool) -> f64 {
     if is_reduced { 1.0 / factor } else { factor }
 }
 
-fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ParameterElasticity> {
+/// The present step for each number, with the same errors as its variants. `step` has the errors of the profile as it is.
+fn present_steps(variants: &Variants, request: &Request, step: &StepSample) -> Vec<StepSample> {
+    let has_refits = request.profile.file().refits.is_some();
+    let of_number = |number: &VariedParameter| {
+        let is_set = has_refits && number.kind == ParameterGroup::Hardware;
+        let own = is_set.then(|| {
+            StepSample::with_errors_of_variants(variants.scenario, variants.present, number)
+        });
+        own.flatten().unwrap_or_else(|| step.clone())
+    };
+    variants.numbers.par_iter().map(of_number).collect()
+}
+
+fn elasticities(variants: &Variants, present: &[StepSample]) -> Vec<ParameterElasticity> {
     let numbers = variants.numbers.iter().enumerate();
     let mut found: Vec<ParameterElasticity> = numbers
         .filter(|(index, number)| variants.are_reached(*index, &number.ends()))
@@ -268,8 +282,8 @@ fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ParameterElast
             let kept =
                 |variant: &&Variant| Some((variant.factor, variant.kept.as_ref()?.step.clone()));
             let (factors, replanned) =
-                quotient(ends.map(|v| v.as_ref().and_then(replanned)), present)?;
-            let kept = quotient(ends.map(|v| v.as_ref().and_then(kept)), present);
+                quotient(ends.map(|v| v.as_ref().and_then(replanned)), &present[index])?;
+            let kept = quotient(ends.map(|v| v.as_ref().and_then(kept)), &present[index]);
             let kept = kept.map(|(_, estimate)| estimate);
             let is_complete = variants.are_reached(index, &self::factors(number));
             let number = number.clone();
@@ -294,7 +308,7 @@ fn quotient(
     Some(([low, high], elasticity(&at_low, &at_high, high / low)))
 }
 
-fn upgrades(variants: &Variants, present: &StepSample) -> Vec<Upgrade> {
+fn upgrades(variants: &Variants, present: &[StepSample]) -> Vec<Upgrade> {
     let numbers = variants.numbers.iter().enumerate();
     let upgrade = |(index, number): (usize, &VariedParameter)| {
         let is_reduced = bought(number)?;
@@ -304,7 +318,7 @@ fn upgrades(variants: &Variants, present: &StepSample) -> Vec<Upgrade> {
         }
         let gains = factors.map(|factor| {
             let variant = variants.get(index, factor)?;
-            Some(gain(present, &variant.replanned.as_ref()?.step))
+            Some(gain(&present[index], &variant.replanned.as_ref()?.step))
         });
         let is_found = gains.iter().any(Option::is_some);
         is_found.then(|| Upgrade { number: number.clone(), is_reduced, gains })

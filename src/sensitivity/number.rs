@@ -156,6 +156,11 @@ impl VariedParameter {
         self.ends
     }
 
+    /// The present values of all fields.
+    pub fn present(&self) -> Vec<(SweepField, Value)> {
+        self.fields.iter().map(|(field, value)| (field.clone(), number(*value))).collect()
+    }
+
     /// The values for a factor, rounded and within their range; `None` where these are the present ones.
     pub fn scaled(&self, factor: f64) -> Option<ScaledValue> {
         let factor = factor.min(self.factor_max);

@@ -14,7 +14,7 @@ use crate::priced_plan::PricedPlan;
 use crate::search_defects::SearchDefects;
 use crate::whatif::Scenario;
 
-use super::number::ScaledValue;
+use super::number::{ScaledValue, VariedParameter};
 
 /// A step time with its draws.
 #[derive(Clone, Debug)]
@@ -64,6 +64,17 @@ impl StepSample {
         let time_s = prediction.step_time_s;
         let ratios = errors.step_log_ratios(&kernels(program));
         StepSample { time_s, log_times: ratios.into_iter().map(|r| time_s.ln() + r).collect() }
+    }
+
+    /// The step of the present plan with the errors that the variants of a number have. A number that is set is given, so
+    /// that its bootstrap draws are dropped: here too, at its present value. `None` where the plan cannot be priced.
+    pub fn with_errors_of_variants(
+        scenario: &Scenario,
+        present: &Plan,
+        number: &VariedParameter,
+    ) -> Option<StepSample> {
+        let request = scenario.request(&number.present()).ok()?;
+        kept(present, &request).map(|kept| kept.step)
     }
 }
 

@@ -100,6 +100,28 @@ fn slowdowns_are_varied_down_to_one() {
     }
 }
 
+/// A number at the end of its range has a difference to one side. That it has bootstrap draws, which its variants have
+/// not, leaves the interval as narrow as that of a difference to both sides.
+#[test]
+fn differences_to_one_side_have_the_same_errors_at_both_values() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("profile.json");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/profiles/a100-80gb.json");
+    let text = fs::read_to_string(file).expect("a profile");
+    let mut profile: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(profile["refits"]["numbers"][0], "gemm.efficiency_max");
+    profile["refits"]["fitted"][0] = 1.0.into();
+    profile["gemm"]["efficiency_max"] = 1.0.into();
+    fs::write(&path, profile.to_string()).expect("written");
+    let answer = json(&format!("sensitivity --model cola-tiny --hardware {}", path.display()));
+    let row = row(&answer["elasticities"], "hardware.gemm.efficiency_max");
+    assert_eq!(row["factors"][1], 1.0, "{row}");
+    for estimate in [&row["replanned"], &row["kept_plan"]] {
+        let [low, high] = [0, 1].map(|end| number(&estimate["interval"][end]));
+        assert!(low < number(&estimate["value"]) && high < 0.0, "{estimate}");
+    }
+}
+
 #[test]
 fn answers_follow_the_schema() {
     let schema: Value = serde_json::from_str(&stdout("schema sensitivity")).expect("JSON");
