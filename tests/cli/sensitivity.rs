@@ -149,6 +149,7 @@ fn tables_fit_a_terminal_and_files_are_written() {
     for title in ["What to buy next", "What to measure first"] {
         assert!(text.contains(title), "{text}");
     }
+    assert!(!text.contains("more number"), "--details lists all: {text}");
     let rows = fs::read_to_string(&csv).expect("rows");
     let columns: Vec<usize> = rows.lines().map(|line| line.split(',').count()).collect();
     assert!(columns.len() > 20 && columns.iter().all(|count| *count == columns[0]), "{rows}");

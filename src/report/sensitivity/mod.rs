@@ -272,7 +272,6 @@ impl<'a> SensitivityReport<'a> {
             ("loss", Align::Right),
         ];
         page.table(&columns, &rows);
-        let quiet = self.assumed.len() - self.assumed.iter().filter(|r| r.change.is_some()).count();
         let found = match self.is_complete {
             true => {
                 "Each was planned at half to twice its value, shares to at most 1 and slowdowns to at least 1, and \
@@ -283,10 +282,23 @@ impl<'a> SensitivityReport<'a> {
             }
         };
         page.paragraph(&format!(
-            "{found} Loss: what keeping the present plan costs at the worse end of the range. {} without a change.{}",
-            plural(quiet as u64, "more number"),
+            "{found} Loss: what keeping the present plan costs at the worse end of the range.{}{}",
+            self.unlisted_phrase(rows.len()),
             self.zeros_phrase(),
         ));
+    }
+
+    /// The assumed numbers beyond the rows of their table, in words.
+    fn unlisted_phrase(&self, rows: usize) -> String {
+        let changing = self.assumed.iter().filter(|row| row.change.is_some()).count();
+        let unlisted = (self.assumed.len() - rows) as u64;
+        let changing = changing.saturating_sub(rows) as u64;
+        let more = |count: u64, phrase: &str| match count {
+            0 => String::new(),
+            _ => format!(" {} {phrase}.", plural(count, "more number")),
+        };
+        let quiet = more(unlisted - changing, "without a change");
+        quiet + &more(changing, "with a change: --details lists all")
     }
 
     /// The numbers that are not varied, in words.
