@@ -8,6 +8,13 @@ const LOG_RATIOS: [f64; 2] = [20.0, 4.0];
 /// Ticks of a linear scale, at most.
 const TICKS_MAX: f64 = 6.0;
 
+/// Decades of a logarithmic scale from which on not every power of ten is a tick.
+const DECADES_MAX: f64 = 12.0;
+
+/// Sizes of values that are drawn: those below are zero, those above the largest. With room beyond them, and ticks between
+/// them, they stay finite and normal numbers.
+const SIZES: [f64; 2] = [1e-300, 1e307];
+
 /// A range of values on a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
@@ -19,10 +26,8 @@ pub struct Scale {
 impl Scale {
     /// The scale over values: logarithmic where they are positive and spread widely, otherwise linear. A linear scale
     /// with `from_zero` begins at zero. `None` without finite values.
-    pub fn over(values: impl Iterator<Item = f64> + Clone, from_zero: bool) -> Option<Scale> {
-        let finite = values.filter(|value| value.is_finite());
-        let low = finite.clone().reduce(f64::min)?;
-        let high = finite.reduce(f64::max)?;
+    pub fn over(values: impl Iterator<Item = f64>, from_zero: bool) -> Option<Scale> {
+        let [low, high] = ends(values)?;
         let is_log = low > 0.0 && high / low >= LOG_RATIOS[usize::from(!from_zero)];
         let low = if from_zero && !is_log { low.min(0.0) } else { low };
         // A single value is drawn in the middle.
@@ -33,18 +38,14 @@ impl Scale {
 
     /// The linear scale over values. `None` without finite values.
     pub fn linear(values: impl Iterator<Item = f64>) -> Option<Scale> {
-        let finite: Vec<f64> = values.filter(|value| value.is_finite()).collect();
-        let low = finite.iter().copied().reduce(f64::min)?;
-        let high = finite.into_iter().reduce(f64::max)?;
-        let high = if low == high { low + 1.0 } else { high };
+        let [low, high] = ends(values)?;
+        let high = if low == high { low + f64::max(1.0, low.abs() / 2.0) } else { high };
         Some(Scale { low, high, is_log: false })
     }
 
     /// The logarithmic scale over positive values with room beyond its ends: a factor. `None` without values.
     pub fn logarithmic(values: impl Iterator<Item = f64>, room: f64) -> Option<Scale> {
-        let positive: Vec<f64> = values.filter(|value| value.is_finite() && *value > 0.0).collect();
-        let low = positive.iter().copied().reduce(f64::min)?;
-        let high = positive.into_iter().reduce(f64::max)?;
+        let [low, high] = ends(values.map(drawn).filter(|value| *value > 0.0))?;
         Some(Scale { low: low / room, high: high * room, is_log: true })
     }
 
@@ -62,7 +63,8 @@ impl Scale {
     pub fn padded(self, share: f64) -> Scale {
         let [low, high] = [self.low, self.high].map(|value| self.scaled(value));
         let room = (high - low) * share;
-        let unscaled = |value: f64| if self.is_log { value.exp() } else { value };
+        let exp = |value: f64| value.exp().clamp(f64::MIN_POSITIVE, f64::MAX);
+        let unscaled = |value: f64| if self.is_log { exp(value) } else { value };
         let padded_low = if !self.is_log && self.low == 0.0 { 0.0 } else { unscaled(low - room) };
         Scale { low: padded_low, high: unscaled(high + room), ..self }
     }
@@ -74,7 +76,7 @@ impl Scale {
     /// Position of a value between the ends, from 0 to 1.
     pub fn position(&self, value: f64) -> f64 {
         let [low, high] = [self.low, self.high].map(|end| self.scaled(end));
-        (self.scaled(value) - low) / (high - low)
+        (self.scaled(drawn(value)) - low) / (high - low)
     }
 
     /// Round values within the scale, with their labels.
@@ -99,9 +101,11 @@ impl Scale {
         (first..=last).map(|index| index as f64 * step).collect()
     }
 
-    /// 1, 2 and 5 times the powers of ten; only the powers where these are many, and more multiples within a decade.
+    /// 1, 2 and 5 times the powers of ten; only the powers where these are many, or even fewer, and more multiples within a
+    /// decade.
     fn log_ticks(&self) -> Vec<f64> {
-        let decades = (self.high / self.low).log10();
+        let decades = self.high.log10() - self.low.log10();
+        let stride = (decades / DECADES_MAX).ceil().max(1.0) as i32;
         let multiples: &[f64] = match decades {
             0.0..=1.0 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
             1.0..=3.0 => &[1.0, 2.0, 5.0],
@@ -109,10 +113,24 @@ impl Scale {
         };
         let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
         powers
+            .filter(|power| power % stride == 0)
             .flat_map(|power| multiples.iter().map(move |m| m * 10_f64.powi(power)))
             .filter(|tick| (self.low..=self.high).contains(tick))
             .collect()
     }
+}
+
+/// The smallest and the largest of values as they are drawn; `None` without finite ones.
+fn ends(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
+    let finite = values.filter(|value| value.is_finite()).map(drawn);
+    let single = finite.map(|value| [value; 2]);
+    single.reduce(|[low, high], [value, _]| [low.min(value), high.max(value)])
+}
+
+/// A value within [`SIZES`], or zero.
+fn drawn(value: f64) -> f64 {
+    let [smallest, largest] = SIZES;
+    if value.abs() < smallest { 0.0 } else { value.clamp(-largest, largest) }
 }
 
 /// Ratio of the largest to the smallest value below which all values of an axis have one unit.
@@ -249,6 +267,28 @@ mod tests {
     fn one_value_is_drawn_in_the_middle() {
         assert_eq!(scale_over(&[4.0], false).position(4.0), 0.5);
         assert_eq!(Scale::over([f64::NAN].into_iter(), false), None);
+    }
+
+    #[test]
+    fn extreme_values_have_few_ticks() {
+        let extremes = [5e-324, 1e-300, 5.0, 1e20, 1e300, 1e308, f64::MAX];
+        let values = || extremes.into_iter().flat_map(|value| [value, -value]).chain([0.0]);
+        for (a, b) in values().flat_map(|a| values().map(move |b| (a, b))) {
+            let of = || [a, b].into_iter();
+            let scales = [
+                Scale::over(of(), false),
+                Scale::over(of(), true),
+                Scale::linear(of()),
+                Scale::logarithmic(of(), 2.0),
+            ];
+            for scale in scales.into_iter().flatten().flat_map(|scale| [scale, scale.padded(0.06)])
+            {
+                let ticks = scale.labelled_ticks();
+                assert!(ticks.len() <= 14, "{a} {b} {scale:?}");
+                assert!(ticks.iter().all(|(tick, _)| tick.is_finite()), "{a} {b} {ticks:?}");
+                assert!(scale.position(a).is_finite(), "{a} {b} {scale:?}");
+            }
+        }
     }
 
     #[test]

@@ -38,6 +38,25 @@ fn runs_are_drawn_in_one_picture() {
     assert!(fs::read(at("runs.png")).unwrap().starts_with(b"\x89PNG"));
 }
 
+/// Values near the ends of what a number can be have a picture of the usual size.
+#[test]
+fn extreme_values_are_drawn_with_few_ticks() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for [first, second] in
+        [["1e300"; 2], ["1e308"; 2], ["5e-324"; 2], ["5", "1e300"], ["-1e308", "1e308"]]
+    {
+        let line =
+            |step, value| format!("{{\"step\":{step},\"loss\":{value},\"step_time_s\":{value}}}\n");
+        fs::write(at("m.jsonl"), line(1, first) + &line(2, second)).unwrap();
+        let mut plot = narrows(&format!("plot {} --output {}", at("m.jsonl"), at("m.svg")));
+        plot.timeout(std::time::Duration::from_secs(20)).assert().success();
+        let svg = fs::read_to_string(at("m.svg")).unwrap();
+        let labels = svg.matches("<text").count();
+        assert!((8..60).contains(&labels), "{labels} labels for {first} and {second}");
+    }
+}
+
 /// The legend has as many folders as tell the files apart.
 #[test]
 fn files_of_one_name_are_told_apart_by_their_folders() {
