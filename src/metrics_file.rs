@@ -153,10 +153,11 @@ impl MetricsFile {
         let file = open_locked(&name, output, options.read(true).append(true).create(true))?;
         let lines = lines_until(&name, &file, step)?;
         if let Some(last) = lines.last_step.filter(|last| *last < step) {
-            warn(&format!(
-                "{name} has no line of steps {} to {step}, which the checkpoint has: they could not be written",
-                last + 1
-            ));
+            let steps = match last + 1 {
+                first if first == step => format!("step {step}"),
+                first => format!("steps {first} to {step}"),
+            };
+            warn(&format!("{name} has no line of {steps}, which the checkpoint has"));
         }
         file.set_len(lines.bytes).map_err(|error| write_failure(&name, &error))?;
         Ok(MetricsFile { name, file: Box::new(file) })

@@ -71,7 +71,7 @@ fn a_failed_run_says_until_which_step_its_metrics_are() {
     assert!(message.contains(&format!("the metrics until step {whole} are in ")), "{message}");
 }
 
-/// A checkpoint has the step whose line a full disk refused.
+/// A checkpoint has steps whose lines a full disk refused, or someone removed.
 #[test]
 fn a_resumed_run_says_which_steps_its_metrics_lack() {
     let run = Run::new();
@@ -85,10 +85,15 @@ fn a_resumed_run_says_which_steps_its_metrics_lack() {
         stderr(narrows(&request).assert().code(0).get_output())
     };
     let message = resume(5);
-    assert!(message.contains("m.jsonl has no line of steps 3 to 4, which the"), "{message}");
+    assert!(message.contains("m.jsonl has no line of steps 3 to 4, which the checkpoint has\n"));
     // The line of step 5 was written.
     let message = resume(6);
     assert!(!message.contains("has no line"), "{message}");
+    let text = fs::read_to_string(&metrics).unwrap();
+    let last = text.trim_end().rfind('\n').unwrap();
+    fs::write(&metrics, &text[..=last]).unwrap();
+    let message = resume(7);
+    assert!(message.contains("m.jsonl has no line of step 6, which the checkpoint"), "{message}");
 }
 
 #[test]
