@@ -65,6 +65,46 @@ impl Event<'_> {
     }
 }
 
+/// Fields of events that begin a file: 1 to 3, 7, and 10, `source_metadata`, which other programs add.
+const HEADER_FIELDS: [u64; 5] = [1, 2, 3, 7, 10];
+
+/// Whether an encoded event only begins a file: nothing that TensorBoard would draw.
+pub(super) fn is_header(event: &[u8]) -> bool {
+    fields(event).is_some_and(|fields| fields.iter().all(|field| HEADER_FIELDS.contains(field)))
+}
+
+/// Numbers of the fields of an encoded message; `None` for other bytes.
+fn fields(mut message: &[u8]) -> Option<Vec<u64>> {
+    let mut fields = vec![];
+    while !message.is_empty() {
+        let key = varint(&mut message)?;
+        let length = match key & 7 {
+            0 => varint(&mut message).map(|_| 0)?,
+            1 => 8,
+            2 => varint(&mut message)?,
+            5 => 4,
+            _ => return None,
+        };
+        message = message.get(usize::try_from(length).ok()?..)?;
+        fields.push(key >> 3);
+    }
+    Some(fields)
+}
+
+/// Reads a number from the start of a message, as [`Message::varint`] writes it.
+fn varint(message: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = message.split_first()?;
+        *message = rest;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
 /// An encoded message. A field is a key, 8 times its number plus its wire type, and the value.
 #[derive(Default)]
 struct Message(Vec<u8>);

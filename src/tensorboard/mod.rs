@@ -6,7 +6,7 @@ mod event;
 mod record;
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -24,10 +24,10 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Confirms that a folder, which may be absent, has no event files of another run.
+    /// Confirms that a folder, which may be absent, has no events of another run.
     ///
     /// # Errors
-    /// A folder that cannot be read, and one with event files.
+    /// A folder or an event file that cannot be read, and events.
     pub fn require_none(folder: &Path) -> CommandResult<()> {
         let failure = |error: io::Error| write_failure(&folder.display().to_string(), &error);
         if !folder.exists() || !has_event_files(folder).map_err(failure)? {
@@ -51,8 +51,12 @@ impl EventFile {
         let now = now();
         let (path, file) = create_new(folder, now.as_secs()).map_err(failure)?;
         let mut events = EventFile { path, file };
-        events.append(&[Event::Version, Event::Start { step: first_step }], now)?;
-        Ok(events)
+        let begun = events.append(&[Event::Version, Event::Start { step: first_step }], now);
+        if begun.is_err() {
+            // The failure is that of the disk.
+            let _ = fs::remove_file(&events.path);
+        }
+        begun.map(|()| events)
     }
 
     /// Appends the values of a step, and of the evaluation that followed it.
@@ -86,14 +90,33 @@ impl EventFile {
     }
 }
 
-/// Whether a folder has files that TensorBoard reads: those with `tfevents` in their names.
+/// Whether a folder has files with graphs that TensorBoard draws. Their names contain `tfevents`.
 fn has_event_files(folder: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(folder)? {
-        if entry?.file_name().to_string_lossy().contains("tfevents") {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().contains("tfevents") && has_values(&entry.path())? {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Whether an event file has more than its header, which is all that a run leaves that ends before its first step. What
+/// cannot be read as events may be anything.
+fn has_values(path: &Path) -> io::Result<bool> {
+    if !path.is_file() {
+        return Ok(true);
+    }
+    let mut file = BufReader::new(File::open(path)?);
+    loop {
+        match record::read(&mut file) {
+            Ok(None) => return Ok(false),
+            Ok(Some(event)) if event::is_header(&event) => {}
+            Ok(Some(_)) => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(true),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// The time since 1970.
@@ -138,6 +161,28 @@ mod tests {
         ] {
             let time = Duration::from_millis(1_700_000_000_250);
             assert_eq!(hex::encode(record::frame(&event.encode(time))), expected, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn only_events_with_values_are_those_of_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.out.tfevents.0000000001.000.narrows");
+        let record = |event: Event| record::frame(&event.encode(Duration::from_secs(1)));
+        let header = [record(Event::Version), record(Event::Start { step: 1 })].concat();
+        let values = record(Event::Scalars { step: 1, scalars: vec![("train/loss", 2.5)] });
+        let cut = &values[..values.len() - 1];
+        for (bytes, expected) in [
+            (vec![], false),
+            (header[..9].to_vec(), false),
+            (header.clone(), false),
+            ([&header, cut].concat(), false),
+            ([&header[..], &values].concat(), true),
+            (values.clone(), true),
+            (b"no events at all".to_vec(), true),
+        ] {
+            fs::write(&path, &bytes).unwrap();
+            assert_eq!(has_event_files(folder.path()).unwrap(), expected, "{bytes:?}");
         }
     }
 

@@ -3,6 +3,8 @@
 //! Integers are little-endian: a length of 64 bits, and checksums of 32. A checksum is the CRC-32C (Castagnoli) of the
 //! bytes, rotated right by 15 bits, plus a constant: the mask keeps the checksum of data that contain checksums from degenerating.
 
+use std::io::{self, Read};
+
 /// The polynomial of CRC-32C, with its bits reversed.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
@@ -14,6 +16,32 @@ pub(super) fn frame(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let checksum = |bytes| masked_crc32c(bytes).to_le_bytes();
     [&length[..], &checksum(&length), data, &checksum(data)].concat()
+}
+
+/// The data of the next record; `None` at the end of a file, whose last record may be cut off.
+///
+/// # Errors
+/// A file that cannot be read; `InvalidData` for bytes that are no record.
+pub(super) fn read(file: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = |count: u64| -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = vec![];
+        file.by_ref().take(count).read_to_end(&mut bytes)?;
+        Ok((bytes.len() as u64 == count).then_some(bytes))
+    };
+    let Some(start) = bytes(12)? else { return Ok(None) };
+    let (length, checksum) = start.split_at(8);
+    let is_record = |data: &[u8], checksum: &[u8]| masked_crc32c(data).to_le_bytes() == checksum;
+    let length_bytes: [u8; 8] = length.try_into().unwrap_or_default();
+    if !is_record(length, checksum) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let (Some(data), Some(checksum)) = (bytes(u64::from_le_bytes(length_bytes))?, bytes(4)?) else {
+        return Ok(None);
+    };
+    match is_record(&data, &checksum) {
+        true => Ok(Some(data)),
+        false => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 fn masked_crc32c(bytes: &[u8]) -> u32 {

@@ -96,6 +96,20 @@ fn a_resumed_run_says_which_steps_its_metrics_lack() {
     assert!(message.contains("m.jsonl has no line of step 6, which the checkpoint"), "{message}");
 }
 
+/// A run that wrote no event leaves nothing that refuses the next one.
+#[test]
+fn event_files_that_cannot_be_begun_are_removed() {
+    let run = Run::new();
+    let flags = format!("{SMALL} --steps 1 --tensorboard {}", run.at("board").display());
+    let written = "narrows: cannot be written: File too large";
+    assert_ends(run.start("ulimit -f 0;", &flags), ENVIRONMENT, &[written]);
+    assert_eq!(fs::read_dir(run.at("board")).unwrap().count(), 0);
+    // Other programs, and runs that were killed, leave empty files.
+    fs::write(run.at("board/events.out.tfevents.1"), "").unwrap();
+    stdout(&flags);
+    narrows(&flags).assert().code(2);
+}
+
 #[test]
 fn a_trace_that_cannot_be_written_does_not_cost_the_report() {
     let output =
