@@ -58,6 +58,11 @@ fn a_trace_has_every_instruction_once_measured_and_predicted() {
     let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
     let step_us = 1e6 * number(&last, "step_time_s");
     let predicted_us = 1e6 * number(&last, "predicted_step_time_s");
+    let documented = include_str!("../../docs/metrics.md").replace('\n', " ");
+    for event in trace["traceEvents"].as_array().unwrap() {
+        let name = event["args"]["name"].as_str().filter(|_| event["name"] == "thread_name");
+        assert!(name.is_none_or(|name| documented.contains(&format!("*{name}*"))), "{event}");
+    }
     let threads = threads(&trace);
     threads.values().for_each(|events| check_nesting(events));
     let names: Vec<&str> = trace["traceEvents"]
