@@ -233,6 +233,14 @@ fn break_even_values(
         if scenario.is_continuous(&field) {
             return Ok((field, BreakEvenValues::Range(range)));
         }
+        if scenario.is_whole(&field) {
+            let whole = range.map(|limit| limit.round().max(1.0));
+            if whole[0] < whole[1] {
+                return Ok((field, BreakEvenValues::WholeRange(whole)));
+            }
+            let message = format!("`{values}` has no two whole numbers, and `{field}` is one");
+            return Err(Failure::input(problem(message).hint("a wider range")));
+        }
         let message =
             format!("`{field}` does not take every number from {} to {}", range[0], range[1]);
         let hint = format!("values such as {field}={}..{}*2", range[0], range[1]);

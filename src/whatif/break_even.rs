@@ -29,6 +29,8 @@ const TOLERANCE: f64 = 1e-6;
 pub enum BreakEvenValues {
     /// All numbers between two, which are above zero.
     Range([f64; 2]),
+    /// All whole numbers between two, which are above zero.
+    WholeRange([f64; 2]),
     /// Numbers in ascending order.
     List(Vec<f64>),
 }
@@ -88,16 +90,34 @@ impl BreakEvenValues {
     fn grid(&self) -> Vec<f64> {
         match self {
             BreakEvenValues::List(values) => values.clone(),
-            BreakEvenValues::Range([low, high]) => {
+            BreakEvenValues::Range([low, high]) | BreakEvenValues::WholeRange([low, high]) => {
                 let step = (high.ln() - low.ln()) / (GRID - 1) as f64;
                 let inner = (1..GRID - 1).map(|index| {
-                    rounded_between((low.ln() + index as f64 * step).exp(), [*low, *high])
+                    self.rounded_between((low.ln() + index as f64 * step).exp(), [*low, *high])
                 });
                 let mut values: Vec<f64> = [*low].into_iter().chain(inner).chain([*high]).collect();
                 values.dedup();
                 values
             }
         }
+    }
+
+    /// Whether a gap between two values is to be bisected.
+    fn is_wide(&self, [low, high]: [f64; 2]) -> bool {
+        let is_resolved = high / low <= RESOLUTION;
+        match self {
+            BreakEvenValues::Range(_) => !is_resolved,
+            BreakEvenValues::WholeRange(_) => !is_resolved && high - low > 1.0,
+            BreakEvenValues::List(_) => false,
+        }
+    }
+
+    /// A value with four significant digits, for readers; within `low` and `high`, which have as many digits as typed.
+    fn rounded_between(&self, value: f64, [low, high]: [f64; 2]) -> f64 {
+        let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
+        let is_whole = matches!(self, BreakEvenValues::WholeRange(_));
+        let rounded = if is_whole { rounded.round() } else { rounded };
+        rounded.clamp(low, high)
     }
 }
 
@@ -120,13 +140,8 @@ pub fn regions(
         let gaps = neighbours
             .filter(|((_, a), (_, b))| a != b)
             .map(|((a, _), (b, _))| [f64::from_bits(*a), f64::from_bits(*b)]);
-        next = match values {
-            BreakEvenValues::Range(_) if !is_stopped => {
-                let wide = gaps.filter(|[a, b]| b / a > RESOLUTION);
-                wide.map(|gap| rounded_between(geometric_mean(gap), gap)).collect()
-            }
-            _ => vec![],
-        };
+        let wide = gaps.filter(|gap| !is_stopped && values.is_wide(*gap));
+        next = wide.map(|gap| values.rounded_between(geometric_mean(gap), gap)).collect();
     }
     let mut regions: Vec<BreakEvenRegion> = vec![];
     for (bits, faster) in known {
@@ -137,12 +152,6 @@ pub fn regions(
         }
     }
     regions
-}
-
-/// A value with four significant digits, for readers; within `low` and `high`, which have as many digits as typed.
-fn rounded_between(value: f64, [low, high]: [f64; 2]) -> f64 {
-    let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
-    rounded.clamp(low, high)
 }
 
 /// Parses `LOW..HIGH` of a field, whose values may be sizes such as `8GiB`; `None` for values of another form.
@@ -227,6 +236,27 @@ mod tests {
             assert_eq!((found[0].values[0], found[1].values[1]), (low, high));
             let [below, above] = [found[0].values[1], found[1].values[0]];
             assert!(above / below <= RESOLUTION, "{below} to {above}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_found_to_the_next() {
+        for [low, high] in [[1.0, 2.0], [1.0, 8.0], [3.0, 70.0], [50.0, 400.0], [1e9, 9e10]] {
+            for share in [0.001, 0.5, 0.999] {
+                let boundary = low + share * (high - low);
+                let (found, planned) = found(&BreakEvenValues::WholeRange([low, high]), |value| {
+                    match value < boundary {
+                        true => FasterAlternative::FirstFaster,
+                        false => FasterAlternative::SecondFaster,
+                    }
+                });
+                let values: Vec<f64> = found.iter().flat_map(|region| region.values).collect();
+                assert!(values.iter().all(|value| value.fract() == 0.0), "{values:?}");
+                let [below, above] = [values[1], values[2]];
+                assert!(below < boundary && boundary <= above, "{below} to {above}");
+                assert!(above - below == 1.0 || above / below <= RESOLUTION, "{below} to {above}");
+                assert!(planned <= 2 * GRID, "{planned}");
+            }
         }
     }
 

@@ -313,6 +313,12 @@ impl Scenario {
             || (document.number(&hardware.path).is_some() && !document.is_whole(&hardware.path))
     }
 
+    /// Whether a field is a whole number of the profile, in its own unit.
+    pub fn is_whole(&self, field: &SweepField) -> bool {
+        let SweepField::Hardware(hardware) = field else { return false };
+        hardware.factor == 1.0 && self.hardware().is_whole(&hardware.path)
+    }
+
     /// The scenario with the sizes of a request in place of defaults, some of which depend on each other.
     pub fn with_sizes_of(mut self, request: &Request) -> Scenario {
         self.args.request.devices = Some(request.devices);

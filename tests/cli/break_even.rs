@@ -64,6 +64,21 @@ fn break_even_values_without_a_plan_say_why() {
     assert!(text.contains("(2) No plan exists because "), "{text}");
 }
 
+/// Whole numbers of the profile have ranges, of which only whole numbers are planned.
+#[test]
+fn whole_numbers_have_ranges() {
+    for (range, count) in [("compute_units=96.4..99.4", 4), ("memory_bytes=6e10..9e10", 13)] {
+        let question = format!("--break-even hardware.device.{range} --between tensor=2,zero=off");
+        let answer = json(&format!("{SMALL} {question}"));
+        let points = answer["points"].as_array().unwrap();
+        assert_eq!(points.len(), 2 * count, "{range}: {points:?}");
+        for point in points {
+            let settings = point["settings"].as_object().unwrap();
+            assert!(settings.values().any(|value| value.is_u64()), "{settings:?}");
+        }
+    }
+}
+
 #[test]
 fn bad_break_even_questions_are_refused() {
     for (arguments, part) in [
@@ -85,6 +100,10 @@ fn bad_break_even_questions_are_refused() {
             "sets model.blocks.default.all.rank, which --break-even varies",
         ),
         ("--break-even devcies=4,8 --between btp,auto", "did you mean devices"),
+        (
+            "--break-even hardware.device.compute_units=96.6..97.4 --between btp,auto",
+            "--break-even: `96.6..97.4` has no two whole numbers, and `hardware.device.compute_units` is one",
+        ),
         ("--break-even devices=4,8", "--between"),
         (
             "--break-even hardware.links.inter_node.bandwidth_gbps=100..2 --between btp,auto",
