@@ -131,6 +131,7 @@ fn search_value(
         is_range_end: found.is_some_and(is_range_end),
         method,
         values_total: valid.len(),
+        values_unfit: points.len() - valid.len(),
         values_planned,
     };
     (outcomes, solution)

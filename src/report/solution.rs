@@ -22,8 +22,11 @@ pub struct SolutionReport {
     pub is_range_end: bool,
     /// Values that were planned.
     pub method: Method,
-    /// Number of values of the field.
+    /// Number of values of the field that fit the request.
     pub values_total: usize,
+    /// Number of values that do not fit the request, which are not planned.
+    #[serde(skip)]
+    pub values_unfit: usize,
     /// Number of values that were planned.
     pub values_planned: usize,
 }
@@ -50,11 +53,12 @@ impl SolutionReport {
             Some(value) => format!("{extreme} {field} with {condition}: {}.", text_of(value)),
             None => format!("No planned value of {field} satisfies {condition}."),
         };
-        let total = plural(*values_total as u64, "value");
+        let fit = if self.values_unfit == 0 { "" } else { " that fit the request" };
+        let total = format!("{}{fit}", plural(*values_total as u64, "value"));
         let planned = thousands(*values_planned as u64);
         let method = match self.method {
             _ if self.is_stopped() => format!("{planned} of {total} were planned before the stop."),
-            Method::All if *values_total == 1 => "The only value was planned.".into(),
+            Method::All if *values_total == 1 => format!("The only value{fit} was planned."),
             Method::All => format!("All {total} were planned."),
             Method::Bisection => format!(
                 "{planned} of {total} were planned, by bisection, which assumes that the condition changes only once."

@@ -178,6 +178,10 @@ fn values_that_satisfy_a_condition_are_found() {
     let text = String::from_utf8_lossy(&output.get_output().stdout).replace("\n  ", " ");
     assert!(text.contains("Smallest rank with a plan that fits: 1. All 2 values"), "{text}");
 
+    let output = command("fits", "tensor=1,2,3").assert().success();
+    let text = String::from_utf8_lossy(&output.get_output().stdout).replace("\n  ", " ");
+    assert!(text.contains("1. All 2 values that fit the request were planned."), "{text}");
+
     let output = command("step_time_s < 1e-9", "rank=32,64").assert().code(1);
     let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(message.contains("no planned value of `rank`"), "{message}");
