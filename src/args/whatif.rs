@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 
 use clap::Args;
+use serde_json::Value;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::plot::PlotKind;
@@ -177,6 +178,9 @@ impl WhatIfArgs {
             axes.iter_mut().try_for_each(SweepAxis::sort_numbers).map_err(Failure::input)?;
         }
         self.confirm(sweep.size(&axes)?)?;
+        for SweepAxis { field, values } in &axes {
+            confirm_ranges(&scenario, flag, field, values)?;
+        }
         let csv = resolve_csv(self.csv.as_ref(), format)?;
         let documents = self.documents.resolve(PlotKind::OF_SWEEP, &csv_file)?;
         let task = WhatIfTask::Sweep { axes, sweep, until, csv, documents };
@@ -247,6 +251,7 @@ fn break_even_values(
         return Err(Failure::input(problem(message).hint(hint)));
     }
     let values = parse_values(values).map_err(in_flag)?;
+    confirm_ranges(scenario, "--break-even", &field, &values)?;
     match sorted_numbers(&field, &values) {
         Some(numbers) if numbers.len() > 1 => Ok((field, BreakEvenValues::List(numbers))),
         _ => {
@@ -255,6 +260,17 @@ fn break_even_values(
             Err(Failure::input(problem(message).hint(hint)))
         }
     }
+}
+
+/// Confirms that the values of a field lie within its range, so that none is planned in vain.
+fn confirm_ranges(
+    scenario: &Scenario,
+    flag: &str,
+    field: &SweepField,
+    values: &[Value],
+) -> CommandResult<()> {
+    let in_flag = |problem: Problem| Failure::input(problem.at(format!("{flag} {field}")));
+    values.iter().try_for_each(|value| scenario.confirm_range(field, value).map_err(in_flag))
 }
 
 /// The two alternatives of `--between`, none of which sets what `varied` sets.
@@ -274,6 +290,9 @@ fn alternatives(
         BreakEvenAlternative::parse(second, scenario)?,
     ];
     for alternative in &between {
+        for (field, value) in &alternative.settings {
+            confirm_ranges(scenario, "--between", field, std::slice::from_ref(value))?;
+        }
         let set =
             alternative.settings.iter().find(|(field, _)| varied.replaces(field, scenario.model()));
         if let Some((field, _)) = set {

@@ -133,6 +133,26 @@ impl Scenario {
             && zero().and_then(|point| validate(&point.request)).is_err()
     }
 
+    /// Confirms that a number lies within the range of the flag that it sets, whatever else is set.
+    ///
+    /// # Errors
+    /// A number that no request takes. The problem has no location.
+    pub fn confirm_range(&self, field: &SweepField, value: &Value) -> Result<(), Problem> {
+        let SweepField::Flag(flag) = field else { return Ok(()) };
+        if !value.is_number() {
+            return Ok(());
+        }
+        // A value that a flag cannot take is refused with its point.
+        let Ok(request) = self.request(&[(field.clone(), value.clone())]) else { return Ok(()) };
+        let defects = request.validate().err().into_iter().flat_map(|defects| defects.0);
+        let location = format!("--{flag}");
+        let out_of_range = format!("{value} is not between ");
+        let is_of_value = |problem: &Problem| {
+            problem.location == location && problem.message.starts_with(&out_of_range)
+        };
+        defects.map(Problem::in_request).find(is_of_value).map_or(Ok(()), Err)
+    }
+
     /// Names of all fields, with their help texts or present values.
     pub fn field_names(&self) -> Vec<(String, String)> {
         field_names(self.model(), self.hardware())

@@ -291,6 +291,20 @@ fn bad_sweeps_are_located() {
         ("--sweep devices=", "a value is missing"),
         ("--sweep devices=8..4+1", "ends before it begins\n  hint: ranges have the forms"),
         ("--sweep device=4", "did you mean devices"),
+        ("--sweep global_batch=0", "--sweep global_batch: 0 is not between 1 and 16777216"),
+        ("--sweep devices=1,2 --sweep micro_batch=1,0", "--sweep micro_batch: 0 is not between 1"),
+        (
+            "--until fits --vary global_batch=0,1,2",
+            "--vary global_batch: 0 is not between 1 and 16777216",
+        ),
+        (
+            "--break-even devices=1,9999999 --between btp,auto",
+            "--break-even devices: 9999999 is not between 1 and 1048576",
+        ),
+        (
+            "--break-even devices=1,2 --between auto,global_batch=0",
+            "--between global_batch: 0 is not between 1 and 16777216",
+        ),
         ("--sweep rnak=4", "did you mean rank"),
         ("--sweep dev=4", "did you mean devices"),
         ("--sweep seq_len=4", "did you mean sequence_length"),
