@@ -253,15 +253,8 @@ impl Request {
         }
     }
 
-    /// Checks that the sizes fit each other and the model.
-    ///
-    /// # Errors
-    /// Every defect.
-    pub fn validate(&self) -> Result<(), RequestDefects> {
-        let mut defects = vec![];
-        let mut push = |field, problem, hint: Option<&str>| {
-            defects.push(RequestDefect { field, problem, hint: hint.map(str::to_owned) });
-        };
+    /// The sizes that no request takes, whatever its others are.
+    pub fn sizes_out_of_range(&self) -> Vec<RequestDefect> {
         // A plan with an axis of 0 devices has 0 devices.
         let devices = Some(self.devices).filter(|_| self.fixed_axes() > 0);
         let sizes = [
@@ -276,11 +269,23 @@ impl Request {
             (RequestField::Context, self.context, 1 << 20),
             (RequestField::ShardSize, self.shard_size, 1 << 20),
         ];
-        for (field, size, max) in sizes {
-            if let Some(size) = size.filter(|size| *size == 0 || *size > max) {
-                push(field, format!("{size} is not between 1 and {max}"), None);
-            }
-        }
+        let defect = |(field, size, max): (RequestField, Option<u64>, u64)| {
+            let size = size.filter(|size| *size == 0 || *size > max)?;
+            let problem = format!("{size} is not between 1 and {max}");
+            Some(RequestDefect { field, problem, hint: None })
+        };
+        sizes.into_iter().filter_map(defect).collect()
+    }
+
+    /// Checks that the sizes fit each other and the model.
+    ///
+    /// # Errors
+    /// Every defect.
+    pub fn validate(&self) -> Result<(), RequestDefects> {
+        let mut defects = self.sizes_out_of_range();
+        let mut push = |field, problem, hint: Option<&str>| {
+            defects.push(RequestDefect { field, problem, hint: hint.map(str::to_owned) });
+        };
         if self.sequence_length > self.model.max_sequence_length {
             let problem = format!(
                 "{} tokens exceed the {} that `{}` supports",

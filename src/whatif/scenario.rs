@@ -144,13 +144,9 @@ impl Scenario {
         }
         // A value that a flag cannot take is refused with its point.
         let Ok(request) = self.request(&[(field.clone(), value.clone())]) else { return Ok(()) };
-        let defects = request.validate().err().into_iter().flat_map(|defects| defects.0);
         let location = format!("--{flag}");
-        let out_of_range = format!("{value} is not between ");
-        let is_of_value = |problem: &Problem| {
-            problem.location == location && problem.message.starts_with(&out_of_range)
-        };
-        defects.map(Problem::in_request).find(is_of_value).map_or(Ok(()), Err)
+        let mut problems = request.sizes_out_of_range().into_iter().map(Problem::in_request);
+        problems.find(|problem| problem.location == location).map_or(Ok(()), Err)
     }
 
     /// Names of all fields, with their help texts or present values.
