@@ -32,8 +32,9 @@
 //!
 //! The last reductions of the first block follow the last backward pass, and the embedding alone hides the first gather of that
 //! block. How much these are depends on how the block's gradients and weights are divided into buckets, and on the same decisions as
-//! the passes. Where all other collectives are hidden, the reductions count in full, and a gather of G seconds beside the E seconds
-//! before its weights are read adds G − (1 − c·(1 − 1/k))·E.
+//! the passes. Where all other collectives are hidden, or those of sharded gradients take longer than every backward pass, the
+//! reductions count in full. Where all others are hidden, a gather of G seconds beside the E seconds before its weights are read adds
+//! G − (1 − c·(1 − 1/k))·E.
 //!
 //! All of these times depend on the same decisions: the bound is the least of their sum over all decisions of each segment.
 

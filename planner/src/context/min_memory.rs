@@ -104,10 +104,7 @@ impl ContextSolver<'_> {
     /// The smallest plan under restricted rules: bytes exclude the memory of a block's recomputation, so
     /// minimising bytes recomputes more than is best for the arena.
     fn min_memory_plan_restricted(&self, context: &Context) -> Option<SizedPlan> {
-        let in_time = restrictions(self.request, context, false)
-            .into_iter()
-            .take_while(|_| !self.segments.out_of_time());
-        let plans = in_time.filter_map(|(request, context)| {
+        let plans = self.restrictions_in_time(context, false).filter_map(|(request, context)| {
             let segments = self.segments.for_request(&request);
             ContextSolver::new(&request, &segments).min_memory_plan(&context)
         });
@@ -124,10 +121,7 @@ impl ContextSolver<'_> {
         published: bool,
     ) -> Option<FeasiblePlan> {
         let mut best: Option<FeasiblePlan> = None;
-        for (request, context) in restrictions(self.request, context, published) {
-            if self.segments.out_of_time() {
-                break;
-            }
+        for (request, context) in self.restrictions_in_time(context, published) {
             let cutoff = best.as_ref().map_or(incumbent, |plan| plan.time.0);
             let segments = self.segments.for_request(&request);
             let solver = ContextSolver::new(&request, &segments);
@@ -143,6 +137,16 @@ impl ContextSolver<'_> {
             best = faster.or_else(smallest).or(best);
         }
         best
+    }
+
+    /// The [`restrictions`] of the request that come before the deadline.
+    fn restrictions_in_time(
+        &self,
+        context: &Context,
+        published: bool,
+    ) -> impl Iterator<Item = (Request, Context)> {
+        let restricted = restrictions(self.request, context, published).into_iter();
+        restricted.take_while(|_| !self.segments.out_of_time())
     }
 
     /// Assigns every block the vertex `level` steps above its smallest, and divides the blocks so that

@@ -60,8 +60,9 @@ impl ContextSolver<'_> {
     }
 
     /// The first incumbent: the fastest even partition, by its time before lowering, that fits after lowering. Where none of
-    /// the fastest fits, it is the fastest of those with corrected reserves. Where none of these fits, contexts whose plans may be larger than their bytes suggest are left out. After the deadline, it is the
-    /// fastest of the partitions until then, if that fits.
+    /// the fastest fits, it is the fastest of those with corrected reserves. Where none of these fits, contexts whose plans may be
+    /// larger than their bytes suggest are left out. After the deadline, it is the fastest of the partitions until then, if that
+    /// fits.
     pub(crate) fn warm_start(&self, open: &mut ContextQueue) -> Option<FeasiblePlan> {
         let is_small = |context: &Context| may_need_least_memory(self.request, context);
         self.fastest_even_partition(open, |_| true)
