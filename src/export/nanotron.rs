@@ -4,7 +4,7 @@
 //! ee035d4, whose `examples/cola/` has the low-rank classes.
 
 use narrows_plan::graph::Op;
-use narrows_plan::model::{Block, ConfigClass};
+use narrows_plan::model::{Block, ConfigClass, GatedProduct};
 use narrows_plan::strategy::{Baseline, Strategy};
 use narrows_plan::{Defect, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
 use serde_json::{Value, json};
@@ -173,6 +173,10 @@ fn required() -> Vec<(&'static str, Value)> {
 fn shape(exported: &ExportedPlan) -> Translation {
     let model = exported.model;
     let block = &model.blocks[0];
+    // LLaMA's class applies it to the gate, BOOST's to latents.
+    let hidden_act = match block.product {
+        GatedProduct::Plain | GatedProduct::SwiGlu => "silu",
+    };
     let mut options = vec![
         ("model.model_config.hidden_size", json!(model.hidden)),
         ("model.model_config.intermediate_size", json!(block.up.d_out)),
@@ -184,7 +188,7 @@ fn shape(exported: &ExportedPlan) -> Translation {
         ("model.model_config.rms_norm_eps", json!(model.norm_epsilon)),
         ("model.model_config.rope_theta", json!(model.rope.theta)),
         ("model.model_config.rope_interleaved", json!(false)),
-        ("model.model_config.hidden_act", json!("silu")),
+        ("model.model_config.hidden_act", json!(hidden_act)),
         ("model.model_config.pad_token_id", json!(model.padding_token)),
         ("model.model_config.tie_word_embeddings", json!(model.tied)),
         ("model.init_method.std", json!(model.initial_std)),

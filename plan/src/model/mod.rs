@@ -162,6 +162,11 @@ pub enum GatedProduct {
     SwiGlu,
 }
 
+impl GatedProduct {
+    /// All products.
+    pub const ALL: [GatedProduct; 2] = [GatedProduct::Plain, GatedProduct::SwiGlu];
+}
+
 /// A linear map; the biases of q, k and v belong to the [`Block`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {

@@ -129,16 +129,13 @@ fn model_file(
         | Architecture::InternLm2
         | Architecture::SmolLm3
         | Architecture::Qwen2
-        | Architecture::Qwen3 => {
-            require_silu(fields, "hidden_act");
-            BlockFile {
-                product: Some(GatedProduct::SwiGlu),
-                all: Some(LinearFile::Dense),
-                qkv_bias: (architecture == Architecture::Qwen2).then_some(true),
-                qk_norm: (architecture == Architecture::Qwen3).then_some(true),
-                ..Default::default()
-            }
-        }
+        | Architecture::Qwen3 => BlockFile {
+            product: Some(llama_product(fields)),
+            all: Some(LinearFile::Dense),
+            qkv_bias: (architecture == Architecture::Qwen2).then_some(true),
+            qk_norm: (architecture == Architecture::Qwen3).then_some(true),
+            ..Default::default()
+        },
         Architecture::Cola | Architecture::Boost => cola_block(hidden, architecture, fields),
     };
     // Configs of GaLore and its successors have the length under this name.
@@ -206,14 +203,16 @@ fn special_tokens(fields: &mut ConfigFields<'_>) -> SpecialTokens {
     SpecialTokens { bos, eos: fields.tokens("eos_token_id") }
 }
 
-/// Requires the activation in `field` to be SiLU, the default of LLaMA.
-fn require_silu(fields: &mut ConfigFields<'_>, field: &'static str) {
-    if let Some(activation) = fields.string(field)
-        && !matches!(activation, "silu" | "swish")
-    {
-        let problem = format!("activation `{activation}` is not supported");
-        fields.defects.push(Defect::new(field, problem).hint("\"silu\""));
+/// The product with the activation of `hidden_act` on the gate, by default SiLU.
+fn llama_product(fields: &mut ConfigFields<'_>) -> GatedProduct {
+    match fields.string("hidden_act") {
+        None | Some("silu" | "swish") => {}
+        Some(activation) => {
+            let problem = format!("activation `{activation}` is not supported");
+            fields.defects.push(Defect::new("hidden_act", problem).hint("\"silu\""));
+        }
     }
+    GatedProduct::SwiGlu
 }
 
 fn cola_block(hidden: u64, architecture: Architecture, fields: &mut ConfigFields<'_>) -> BlockFile {

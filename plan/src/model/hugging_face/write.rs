@@ -184,10 +184,13 @@ fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
         let problem = "is a factor pair, and LLaMA's linears are dense";
         return Err(Defect::new(format!("layer 0 {kind}"), problem));
     }
-    if block.product == GatedProduct::Plain {
-        let problem = "has a plain product of gate and up, and LLaMA has SiLU on the gate";
-        return Err(Defect::new("layer 0", problem));
-    }
+    let hidden_act = match block.product {
+        GatedProduct::SwiGlu => "silu",
+        GatedProduct::Plain => {
+            let problem = "has a plain product of gate and up, and LLaMA has SiLU on the gate";
+            return Err(Defect::new("layer 0", problem));
+        }
+    };
     let window = common_window(model)?;
     let layer_types: Vec<&str> = model.blocks.iter().map(layer_type).collect();
     // Older versions of transformers read the first block with a window, and no list.
@@ -205,25 +208,25 @@ fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
         (false, false) if window.is_some() => json!({
             "architectures": ["MistralForCausalLM"],
             "model_type": "mistral",
-            "hidden_act": "silu",
+            "hidden_act": hidden_act,
             "sliding_window": window,
         }),
         (false, false) => json!({
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "hidden_act": "silu",
+            "hidden_act": hidden_act,
             "attention_bias": false,
             "mlp_bias": false,
         }),
         (true, false) => json!({
             "architectures": ["Qwen2ForCausalLM"],
             "model_type": "qwen2",
-            "hidden_act": "silu",
+            "hidden_act": hidden_act,
         }),
         (false, true) => json!({
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "hidden_act": "silu",
+            "hidden_act": hidden_act,
             "attention_bias": false,
         }),
         (true, true) => {
@@ -316,9 +319,12 @@ fn boost_fields(block: &Block) -> Result<Value, Defect> {
             return Err(Defect::new(place, problem));
         }
     }
-    if block.product != GatedProduct::Plain {
-        let problem = "has SiLU on the gate, and BOOST's class has a plain product";
-        return Err(Defect::new("layer 0", problem));
+    match block.product {
+        GatedProduct::Plain => {}
+        GatedProduct::SwiGlu => {
+            let problem = "has SiLU on the gate, and BOOST's class has a plain product";
+            return Err(Defect::new("layer 0", problem));
+        }
     }
     Ok(json!({
         "hidden_act": "silu",

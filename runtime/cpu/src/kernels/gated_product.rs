@@ -111,7 +111,7 @@ mod tests {
         let gate_up: Vec<f32> = gate_up.iter().map(|x| 4.0 * x).collect();
         let view = MatrixView::new(&gate_up, rows, 2 * width);
         let (gate, up) = (view.column_range(0, width), view.column_range(width, width));
-        for product in [GatedProduct::Plain, GatedProduct::SwiGlu] {
+        for product in GatedProduct::ALL {
             let reference = |gate_up: &[f64]| -> Vec<f64> {
                 let element = |i: usize| {
                     let (row, column) = (i / width, i % width);

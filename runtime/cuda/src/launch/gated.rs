@@ -4,7 +4,7 @@ use narrows_plan::model::GatedProduct;
 
 use super::grid::VectorFormat;
 use super::operand::{
-    Argument, LaunchResult, MatrixOperand, expect_dtype, expect_shape, flag, row_and_column_counts,
+    Argument, LaunchResult, MatrixOperand, expect_dtype, expect_shape, row_and_column_counts,
     to_u32,
 };
 use super::site::{InstrSite, Launch, Launches};
@@ -40,7 +40,11 @@ fn launch(
         arguments.push(Argument::U32(to_u32(operand.stride)?));
     }
     arguments.extend(row_and_column_counts(output)?);
-    arguments.push(flag(product == GatedProduct::SwiGlu));
+    // The number by which the kernels know φ.
+    arguments.push(Argument::U32(match product {
+        GatedProduct::Plain => 0,
+        GatedProduct::SwiGlu => 1,
+    }));
     let format = VectorFormat::common(output.dtype, &[&[*output], strided].concat())?;
     let launch = Launch::new(KernelFamily::Gated, format.kernel_name(kernel), arguments);
     Ok(launch.over_rows(output.rows, output.columns, format)?.into())

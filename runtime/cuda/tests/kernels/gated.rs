@@ -16,7 +16,7 @@ const SERIAL: Parallel = Parallel::SERIAL;
 #[test]
 fn gated_products_match_the_cpu() {
     let formats = [DType::Bf16, DType::F32];
-    let products = [GatedProduct::Plain, GatedProduct::SwiGlu];
+    let products = GatedProduct::ALL;
     let kinds = || formats.into_iter().flat_map(|dtype| products.map(|product| (dtype, product)));
     for ((rows, width), (dtype, product)) in
         SHAPES.into_iter().flat_map(|shape| kinds().map(move |kind| (shape, kind)))
