@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use narrows_plan::model::presets;
+use narrows_plan::model::{GatedProduct, presets};
 use narrows_plan::program::{Action, BufferRole, FusedOp, Instr, Phase, Program};
+use narrows_plan::strategy::Strategy;
 use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero, lower};
 use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models, to_json};
 
@@ -16,7 +17,8 @@ fn count() -> usize {
 fn programs_of_drawn_plans_pass_the_check() {
     let models = drawable_models();
     let mut rng = TestRng::new(1);
-    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    let mut strategies = BTreeMap::from(Strategy::ALL.map(|strategy| (strategy, 0)));
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     for index in 0..count() {
         let drawn = draw_case(&mut rng, &models);
         let program = drawn.program();
@@ -25,7 +27,7 @@ fn programs_of_drawn_plans_pass_the_check() {
         }
         let ops = drawn.plan.blocks.values().flat_map(|block| block.ops.iter());
         for (_, strategy) in ops.chain(&drawn.plan.embedding.ops).chain(&drawn.plan.head.ops) {
-            *counts.entry(strategy.name().to_string()).or_default() += 1;
+            *strategies.get_mut(strategy).expect("Strategy::ALL has all strategies") += 1;
         }
         let (mesh, stages) = (drawn.plan.mesh, &drawn.plan.stages);
         for (name, occurs) in [
@@ -50,13 +52,17 @@ fn programs_of_drawn_plans_pass_the_check() {
             ("first stage without blocks", stages[0].runs.is_empty()),
             ("last stage without blocks", stages[stages.len() - 1].runs.is_empty()),
         ] {
-            *counts.entry(name.into()).or_default() += u64::from(occurs);
+            *counts.entry(name).or_default() += u64::from(occurs);
         }
     }
-    println!("{counts:?}");
+    println!("{strategies:?} {counts:?}");
     // The drawn plans must cover the space.
-    let strategies = 12;
-    assert!(counts.len() >= strategies + 12 && counts.values().all(|n| *n > 5), "{counts:?}");
+    assert!(strategies.values().all(|n| *n > 5), "{strategies:?}");
+    assert!(counts.values().all(|n| *n > 5), "{counts:?}");
+    let blocks = || models.iter().flat_map(|model| &model.blocks);
+    for product in GatedProduct::ALL {
+        assert!(blocks().any(|block| block.product == product), "{product:?}");
+    }
 }
 
 fn is_cast(instr: &Instr) -> bool {

@@ -71,6 +71,22 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// All strategies.
+    pub const ALL: [Strategy; 12] = [
+        Strategy::Replicate,
+        Strategy::Token,
+        Strategy::Feature,
+        Strategy::Column,
+        Strategy::Row,
+        Strategy::PendingNormRow,
+        Strategy::Sync,
+        Strategy::Online,
+        Strategy::Recover,
+        Strategy::Heads,
+        Strategy::SharedKv,
+        Strategy::Vocabulary,
+    ];
+
     /// The name used in plans.
     pub fn name(self) -> &'static str {
         match self {
