@@ -327,11 +327,8 @@ fn cast(from: TemplateOperand, to: TemplateOperand) -> InstrTemplate {
 
 fn optimizer_states(parameters: &OpParameters, context: &Context) -> Vec<TemplateOperand> {
     let extent = parameters.state_extent(context);
-    let mut slots = vec![OperandSlot::FirstMoment(0), OperandSlot::SecondMoment(0)];
-    if context.precision == Precision::MixedBf16 {
-        slots.push(OperandSlot::Master(0));
-    }
-    slots.into_iter().map(|slot| TemplateOperand { slot, extent }).collect()
+    let slots = OperandSlot::optimizer_states(context.precision).iter();
+    slots.map(|slot| TemplateOperand { slot: *slot, extent }).collect()
 }
 
 /// The part of a buffer that this device updates.

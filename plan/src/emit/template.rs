@@ -1,5 +1,6 @@
 //! Templates of instructions, whose operands are slots that lowering binds to buffers.
 
+use crate::Precision;
 use crate::kernel::Kernel;
 use crate::program::{Action, Extent};
 
@@ -52,6 +53,17 @@ pub enum OperandSlot {
     Before,
     /// The tensor after a reshard.
     After,
+}
+
+impl OperandSlot {
+    /// The optimizer states of a parameter.
+    pub(crate) fn optimizer_states(precision: Precision) -> &'static [OperandSlot] {
+        use OperandSlot::{FirstMoment, Master, SecondMoment};
+        match precision {
+            Precision::Fp32 => &[FirstMoment(0), SecondMoment(0)],
+            Precision::MixedBf16 => &[FirstMoment(0), SecondMoment(0), Master(0)],
+        }
+    }
 }
 
 /// A slot with its extent on one device.

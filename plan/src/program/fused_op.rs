@@ -228,6 +228,11 @@ impl FusedOp {
         }
     }
 
+    /// Whether the op updates parameters, as all ops of the optimizer but the sum of squares do.
+    pub fn updates_parameters(self) -> bool {
+        self.describe().1 == FusedKind::Optimizer && self != FusedOp::SquareSum
+    }
+
     /// Cost on an executor without fusion: (traffic as a multiple of the fused kernel's, launches), counted
     /// from the operators of the published eager implementations.
     ///

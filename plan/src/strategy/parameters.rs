@@ -1,11 +1,12 @@
 //! The parameters of an op: shapes, sharding over the tensor axis, and resident bytes.
 
 use crate::context::Context;
+use crate::emit::OperandSlot;
 use crate::extent::Extent;
 use crate::graph::{Op, OpNode};
 use crate::layout::WeightSplit;
 use crate::model::{WeightId, WeightShape};
-use crate::{Bytes, DType, Precision};
+use crate::{Bytes, DType};
 
 use super::Strategy;
 
@@ -85,13 +86,9 @@ impl OpParameters {
         Extent::flat(self.updated_elements(context), DType::F32)
     }
 
-    /// Resident bytes of the parameters on one device: weight, fp32 gradient, fp32
-    /// moments and, in mixed precision, the fp32 master copy.
+    /// Resident bytes of the parameters on one device: weight, fp32 gradient and optimizer states.
     pub fn resident_bytes(&self, context: &Context) -> Bytes {
-        let states = match context.precision {
-            Precision::MixedBf16 => 3,
-            Precision::Fp32 => 2,
-        };
+        let states = OperandSlot::optimizer_states(context.precision).len() as u64;
         let weight_and_gradient =
             self.weight_extent(context).bytes() + self.gradient_extent(context).bytes();
         weight_and_gradient + self.state_extent(context).bytes() * states

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use narrows_plan::program::{Action, ChunkPhase, FusedOp, Instr, P2pTransfer};
+use narrows_plan::program::{Action, ChunkPhase, Instr, P2pTransfer};
 use narrows_runtime::{
     PartOrder, PassPart, PipelineDirection, ScheduledInstruction, TimeCategory, operand_range,
     pass_parts,
@@ -249,6 +249,6 @@ fn graph_node(
         begins_instr: true,
         name: instr.action.name(),
         origin: instr.origin.to_string(),
-        updates_weights: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
+        updates_weights: matches!(&instr.action, Action::Fused(op) if op.updates_parameters()),
     }
 }
