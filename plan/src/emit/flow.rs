@@ -134,7 +134,17 @@ fn shares_gradient(segment: &Segment, value: ValueId) -> bool {
             Op::Latent(_) => {
                 consumer.outputs.iter().any(|output| shares_gradient(segment, *output))
             }
-            _ => false,
+            Op::Embedding { .. }
+            | Op::Norm { .. }
+            | Op::Linear(_)
+            | Op::Bias(_)
+            | Op::QkNorm(_)
+            | Op::Attention(_)
+            | Op::GatedProduct { .. }
+            | Op::GateBias { .. }
+            | Op::TensorGate { .. }
+            | Op::LatentNorm { .. }
+            | Op::Loss { .. } => false,
         }
     })
 }

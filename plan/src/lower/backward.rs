@@ -202,7 +202,15 @@ impl StageLowering<'_> {
                 let choice = &site.plan.choice.ops[op.0 as usize].choice;
                 op_backward(segment, op, choice, &self.plan.context).is_empty()
             }
-            _ => false,
+            Op::Embedding { .. }
+            | Op::Norm { .. }
+            | Op::Linear(_)
+            | Op::QkNorm(_)
+            | Op::Attention(_)
+            | Op::GatedProduct { .. }
+            | Op::TensorGate { .. }
+            | Op::LatentNorm { .. }
+            | Op::Loss { .. } => false,
         };
         if is_identity {
             let gradient = self.output_gradient(site, node.outputs[0]);

@@ -266,7 +266,9 @@ impl FusedOp {
             GatedProductBackward { .. } => (2, 3),
             LossMaximum | LossSum | LossGradient => (3, 4),
             SquareSum => (2, 3),
-            _ => (1, 1),
+            LatentForward { .. } | LatentBackward { .. } | Bias | BiasBackward => (1, 1),
+            Add | AddInto | Cast | Fill | Gather | ScatterAdd => (1, 1),
+            Pack { .. } | Unpack { .. } | Slice { .. } | AdamW => (1, 1),
         }
     }
 

@@ -131,7 +131,12 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
             let v = WeightShape::new(WeightId::CrossingGateV(*linear), 1, b * b);
             vec![u, v]
         }
-        _ => return None,
+        Op::Latent(_)
+        | Op::Attention(_)
+        | Op::GatedProduct { .. }
+        | Op::Add { .. }
+        | Op::Cross { .. }
+        | Op::Loss { .. } => return None,
     };
     let split = match (&node.op, strategy) {
         (Op::Embedding { .. }, Strategy::Vocabulary) => WeightSplit::Rows,
