@@ -76,11 +76,34 @@ pub enum PipelineSchedule {
 }
 
 impl PipelineSchedule {
+    /// All schedules.
+    pub const ALL: [PipelineSchedule; 3] = [
+        PipelineSchedule::OneForwardOneBackward,
+        PipelineSchedule::ZeroBubble,
+        PipelineSchedule::Interleaved,
+    ];
+
+    /// Whether a stage has several chunks of the model.
+    pub fn has_chunks(self) -> bool {
+        match self {
+            PipelineSchedule::Interleaved => true,
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => false,
+        }
+    }
+
+    /// Whether weight gradients of blocks may have passes of their own, on other stages than the first.
+    pub fn defers_weight_gradients(self) -> bool {
+        match self {
+            PipelineSchedule::ZeroBubble => true,
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => false,
+        }
+    }
+
     /// The name in reports, with the number of chunks of a stage where there are several.
     pub fn label(self, chunks: u64) -> String {
-        match self {
-            PipelineSchedule::Interleaved => format!("{} ({chunks} chunks)", self.name()),
-            _ => self.name().into(),
+        match self.has_chunks() {
+            true => format!("{} ({chunks} chunks)", self.name()),
+            false => self.name().into(),
         }
     }
 

@@ -167,7 +167,9 @@ fn reason_of_schedule(request: &Request, schedule: PipelineSchedule) -> (String,
             CHUNKS.start(),
             CHUNKS.end()
         ),
-        _ => "several pipeline stages".into(),
+        PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => {
+            "several pipeline stages".into()
+        }
     };
     let cause = format!(
         "because the {} schedule needs {needs}, which no mesh of this request has",

@@ -90,7 +90,6 @@ mod walk;
 
 use std::sync::Arc;
 
-use crate::PipelineSchedule;
 use crate::mesh::Axis;
 use crate::program::{ChunkPhase, Phase, Program};
 
@@ -195,8 +194,8 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
             work.sequence_length, mesh.context
         ));
     }
-    let is_interleaved = context.schedule == PipelineSchedule::Interleaved;
-    if context.chunks == 0 || context.chunks > 1 << 24 || (context.chunks > 1) != is_interleaved {
+    let has_chunks = context.schedule.has_chunks();
+    if context.chunks == 0 || context.chunks > 1 << 24 || (context.chunks > 1) != has_chunks {
         return fault(format!(
             "the {} schedule cannot have {} chunks per stage",
             context.schedule.name(),

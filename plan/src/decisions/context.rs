@@ -1,6 +1,6 @@
 //! The context of a plan file, whose sizes are checked.
 
-use crate::context::{Context, ContextAttention, PipelineSchedule, Zero};
+use crate::context::{Context, ContextAttention, Zero};
 use crate::{Defect, Defects};
 
 use super::Plan;
@@ -16,16 +16,16 @@ impl Plan {
 
     /// Chunks of each pipeline stage: as many as the listed stages are of the mesh's, with an interleaved schedule.
     pub fn chunks(&self) -> u64 {
-        match self.schedule {
-            PipelineSchedule::Interleaved => self.stages.len() as u64 / self.mesh.pipeline.max(1),
-            _ => 1,
+        match self.schedule.has_chunks() {
+            true => self.stages.len() as u64 / self.mesh.pipeline.max(1),
+            false => 1,
         }
     }
 
     /// An interleaved schedule without several stages of several chunks, or with microbatches that do not divide.
     fn interleaving_defects(&self, microbatches: u64) -> Vec<Defect> {
         let stages = self.mesh.pipeline;
-        if self.schedule != PipelineSchedule::Interleaved {
+        if !self.schedule.has_chunks() {
             return vec![];
         }
         let mut defects = vec![];

@@ -48,7 +48,7 @@ impl StageSchedule {
 
     /// Whether weight gradients of blocks may have passes of their own. No stage waits for a gradient of the first.
     pub fn defers_weight_gradients(&self) -> bool {
-        self.schedule == PipelineSchedule::ZeroBubble && self.stage > 0
+        self.schedule.defers_weight_gradients() && self.stage > 0
     }
 
     /// Number of microbatches that have run forward through a chunk and not backward, at most.

@@ -94,10 +94,12 @@ impl EmbeddingAndHead {
                     let least = segments.min_pass_times_with_flows(spec, context);
                     [least.forward, least.backward]
                 }
-                _ if context.mesh.pipeline > 1 => {
-                    [least().forward, (both() - least().forward).max(0.0)]
+                PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
+                    match context.mesh.pipeline {
+                        1 => [both(), 0.0],
+                        _ => [least().forward, (both() - least().forward).max(0.0)],
+                    }
                 }
-                _ => [both(), 0.0],
             };
             let total = fastest.time.total(microbatches).0;
             let passes = microbatches as f64 * (forward + backward);

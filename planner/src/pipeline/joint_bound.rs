@@ -158,7 +158,9 @@ impl JointBounds {
                 };
                 [begin + after + largest(&waited), position.last_return(&around, passes)]
             }
-            _ => [0.0, position.bound_1f1b(before, passes, after)],
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
+                [0.0, position.bound_1f1b(before, passes, after)]
+            }
         };
         of_step.max(waiting).max(end.last_return + last_return)
     }

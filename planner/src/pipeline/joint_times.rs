@@ -1,9 +1,9 @@
 //! Least times of segments on the paths of a pipeline that a step waits for, without a memory limit.
 
 use narrows_cost_model::StepWeights;
+use narrows_plan::Context;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
-use narrows_plan::{Context, PipelineSchedule};
 
 use super::overhead::StageOverhead;
 use super::roles::{CASES, ForwardGathers, Longer, ROLES, Role};
@@ -144,7 +144,7 @@ impl<'a> JointPricing<'a> {
             Role::StepWithWeightGradients => step(reductions, true),
             Role::Waited(ending) => {
                 let mut weights = self.weights(ending.step(), kind);
-                if self.context.schedule == PipelineSchedule::ZeroBubble {
+                if self.context.schedule.defers_weight_gradients() {
                     let earlier = self.microbatches.min(self.stages - 1.0) - 1.0;
                     weights.of_segment.forward -= earlier;
                     weights.of_segment.sharded_gathers -= self.hidden * earlier;
@@ -158,8 +158,8 @@ impl<'a> JointPricing<'a> {
     /// Both passes of one microbatch. Those of a zero-bubble pipeline may leave weight gradients to passes of their own, and then
     /// also the reductions of sharded gradients.
     fn passes(&self, leave_weight_gradients: bool) -> RoleWeights {
-        let is_zero_bubble = self.context.schedule == PipelineSchedule::ZeroBubble;
-        let left = f64::from(leave_weight_gradients && is_zero_bubble);
+        let defers = self.context.schedule.defers_weight_gradients();
+        let left = f64::from(leave_weight_gradients && defers);
         RoleWeights {
             of_segment: StepWeights {
                 forward: 1.0,

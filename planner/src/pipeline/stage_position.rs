@@ -20,7 +20,7 @@ impl StepSchedule {
         let schedule = context.schedule;
         // Every block has a weight-gradient GEMM that may run in such a pass, unless it overlaps with a collective, or gradients are
         // reduced in every backward pass.
-        let has_weight_gradient_passes = schedule == PipelineSchedule::ZeroBubble
+        let has_weight_gradient_passes = schedule.defers_weight_gradients()
             && !context.overlap_tensor_collectives
             && !context.shards_gradients();
         StepSchedule { schedule, microbatches, has_weight_gradient_passes }
@@ -43,8 +43,7 @@ impl StagePosition {
     /// Passes of a stage with one chunk after the first microbatch has come back: m − w + 1, where m > w.
     pub(super) fn passes_after_warm_up(&self) -> Option<f64> {
         let StepSchedule { schedule, microbatches, .. } = self.step;
-        let is_interleaved = schedule == PipelineSchedule::Interleaved;
-        (!is_interleaved && microbatches > self.depth())
+        (!schedule.has_chunks() && microbatches > self.depth())
             .then(|| (microbatches - self.depth() + 1) as f64)
     }
 

@@ -207,7 +207,7 @@ impl PrefixBounds {
         let blocks = self.microbatch_times.len() - 1;
         let (counted, after) = match self.step.schedule {
             PipelineSchedule::ZeroBubble => (around.own_round_trip, around.round_trip_after),
-            _ => {
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
                 let own = self.overheads[1] + self.microbatch_times[run.end];
                 let all = self.overheads[self.overheads.len() - 1] + self.microbatch_times[blocks];
                 (own, all - own)
@@ -252,7 +252,9 @@ impl PrefixBounds {
                 let round_trip = |block: usize| self.passes[block].without_weight_gradients;
                 round_trip(run.end) - round_trip(run.start)
             }
-            _ => microbatch_time,
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
+                microbatch_time
+            }
         };
         both - counted
     }
@@ -265,7 +267,9 @@ impl PrefixBounds {
             self.passes_around(stage, run);
         let counted = match self.step.schedule {
             PipelineSchedule::ZeroBubble => round_trip_before + own_round_trip,
-            _ => self.overheads[stage + 1] + self.microbatch_times[run.end],
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
+                self.overheads[stage + 1] + self.microbatch_times[run.end]
+            }
         };
         let own = (overhead.forward + overhead.backward + overhead.step_phase_min).0
             + sum_of_run(&self.single_microbatch_steps, run);
@@ -294,44 +298,46 @@ impl PrefixBounds {
         // Its passes and its step phase, minimised together.
         let all = microbatches * assignment.microbatch_time(overhead)
             + (assignment.step_phase + overhead.step_phase - assignment.integrality_slack).0;
-        if self.step.schedule == PipelineSchedule::ZeroBubble {
-            let around = self.passes_around(stage, &run);
-            let backward = overhead.backward.0 + self.passes[run.end].backward
-                - self.passes[run.start].backward;
-            let passes = |of_one| position.bound_zero_bubble(&around, of_one, own, backward);
-            let mut before_step_phase = passes(own);
-            if stage > 0 {
-                // The last microbatch before the last pass of the stage.
-                let of_blocks = |pass: fn(&PassTimesMin) -> f64| {
-                    pass(&self.passes[run.end]) - pass(&self.passes[run.start])
-                };
-                let last = match self.step.has_weight_gradient_passes && !run.is_empty() {
-                    true => {
-                        (overhead.forward + overhead.backward).0
-                            + of_blocks(|passes| passes.without_weight_gradients)
-                    }
-                    false => overhead.forward.0 + of_blocks(|passes| passes.forward),
-                };
-                // Those of the first block are counted.
-                let later_blocks = (run.start + 1).min(run.end);
-                let reductions = sum_of_run(&self.uncounted_reductions, &(later_blocks..run.end));
-                before_step_phase = before_step_phase.max(passes(last) + reductions);
+        let (mut bound, after) = match self.step.schedule {
+            PipelineSchedule::ZeroBubble => {
+                let around = self.passes_around(stage, &run);
+                let backward = overhead.backward.0 + self.passes[run.end].backward
+                    - self.passes[run.start].backward;
+                let passes = |of_one| position.bound_zero_bubble(&around, of_one, own, backward);
+                let mut before_step_phase = passes(own);
+                if stage > 0 {
+                    // The last microbatch before the last pass of the stage.
+                    let of_blocks = |pass: fn(&PassTimesMin) -> f64| {
+                        pass(&self.passes[run.end]) - pass(&self.passes[run.start])
+                    };
+                    let last = match self.step.has_weight_gradient_passes && !run.is_empty() {
+                        true => {
+                            (overhead.forward + overhead.backward).0
+                                + of_blocks(|passes| passes.without_weight_gradients)
+                        }
+                        false => overhead.forward.0 + of_blocks(|passes| passes.forward),
+                    };
+                    // Those of the first block are counted.
+                    let later_blocks = (run.start + 1).min(run.end);
+                    let reductions =
+                        sum_of_run(&self.uncounted_reductions, &(later_blocks..run.end));
+                    before_step_phase = before_step_phase.max(passes(last) + reductions);
+                }
+                let hidden_gathers = self.gather_hidden_cost * around.forward_before;
+                let waited = around.forward_before - hidden_gathers;
+                let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
+                let last_return = self.with_step_end(position.last_return(&around, own), end);
+                let bound = (before_step_phase + step_phase).max(waited + all).max(last_return);
+                (bound, around.round_trip_after)
             }
-            let hidden_gathers = self.gather_hidden_cost * around.forward_before;
-            let waited = around.forward_before - hidden_gathers;
-            let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
-            let last_return = self.with_step_end(position.last_return(&around, own), end);
-            let mut bound = (before_step_phase + step_phase).max(waited + all).max(last_return);
-            if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
-                let after = around.round_trip_after;
-                bound = bound.max(self.first_stage_waiting(passes, after, all, end.step_phase));
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
+                let after = self.overheads[stages]
+                    + self.microbatch_times[self.microbatch_times.len() - 1]
+                    - to;
+                let bound = self.with_step_end(position.bound_1f1b(before, own, after), end);
+                (bound.max(all), after)
             }
-            return bound.max(joint);
-        }
-        let after =
-            self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
-        let bound = self.with_step_end(position.bound_1f1b(before, own, after), end);
-        let mut bound = bound.max(all);
+        };
         if let Some(passes) = position.passes_after_warm_up().filter(|_| stage == 0) {
             bound = bound.max(self.first_stage_waiting(passes, after, all, end.step_phase));
         }

@@ -1,8 +1,7 @@
 //! Random plans of the search space compute the function of the reference interpreter.
 
-use narrows_plan::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::program::GradientBucket;
-use narrows_plan::{CheckedProgram, Plan, Precision, Zero, lower};
+use narrows_plan::{CheckedProgram, PipelineSchedule, Plan, Precision, Zero, lower};
 use narrows_runtime::Optimizer;
 use narrows_runtime::session::{StepInput, TensorKind};
 use narrows_test_support::conformance;
@@ -71,11 +70,10 @@ fn check_orders(numbers: impl Iterator<Item = usize>) {
             }
             session.gather_tensors(TensorKind::Weights).unwrap()
         };
-        // An interleaved plan divides its blocks among chunks, which no other schedule has.
-        let schedules = match case.plan.schedule {
-            Interleaved => vec![Interleaved],
-            _ => vec![OneForwardOneBackward, ZeroBubble],
-        };
+        // A plan with chunks divides its blocks among them.
+        let has_chunks = case.plan.schedule.has_chunks();
+        let schedules = PipelineSchedule::ALL.into_iter();
+        let schedules: Vec<_> = schedules.filter(|s| s.has_chunks() == has_chunks).collect();
         let in_order = weights_after(plan_with(false, schedules[0]));
         let with_overlap = schedules.iter().map(|schedule| (true, *schedule));
         let without = schedules.iter().skip(1).map(|schedule| (false, *schedule));

@@ -218,10 +218,11 @@ pub fn peek_microbatch_pairs(rng: &TestRng, context: Context) -> Context {
 /// The context with a random schedule.
 pub fn draw_schedule(rng: &mut TestRng, context: Context) -> Context {
     use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
-    match [OneForwardOneBackward, ZeroBubble, Interleaved][rng.below(3)] {
+    let schedule = PipelineSchedule::ALL[rng.below(PipelineSchedule::ALL.len())];
+    match schedule {
+        OneForwardOneBackward | ZeroBubble => Context { schedule, ..context },
         Interleaved if context.mesh.pipeline > 1 => interleaved(context, 2),
         Interleaved => context,
-        schedule => Context { schedule, ..context },
     }
 }
 

@@ -58,11 +58,13 @@ fn stage(schedule: &StageSchedule, mesh: &Mesh) -> StageProgram {
 
 /// The schedules of a pipeline, with their numbers of chunks.
 fn schedules(stages: u64, microbatches: u64) -> Vec<(PipelineSchedule, u64)> {
-    let mut schedules = vec![(OneForwardOneBackward, 1), (ZeroBubble, 1)];
-    if stages > 1 && microbatches.is_multiple_of(stages) {
-        schedules.extend((2..=4).map(|chunks| (Interleaved, chunks)));
-    }
-    schedules
+    let chunks = |schedule: PipelineSchedule| match schedule.has_chunks() {
+        false => 1..2,
+        true if stages > 1 && microbatches.is_multiple_of(stages) => 2..5,
+        true => 0..0,
+    };
+    let with_chunks = |schedule| chunks(schedule).map(move |chunks| (schedule, chunks));
+    PipelineSchedule::ALL.into_iter().flat_map(with_chunks).collect()
 }
 
 /// A pipeline whose stages compute nothing.

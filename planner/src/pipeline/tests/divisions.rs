@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narrows_cost_model::{
     PassTimes, PassTimesMin, SegmentTime, StageTime, profile, simulate_schedules,
 };
-use narrows_plan::PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
+use narrows_plan::PipelineSchedule::{Interleaved, ZeroBubble};
 use narrows_plan::Seconds;
 use narrows_plan::model::presets;
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
@@ -14,7 +14,7 @@ use super::super::interleaved::{ChunkMin, WeightedCostMin, mean_bound};
 use super::super::partition::StageBlocks;
 use super::super::undominated::{DivisionSearch, division_bound};
 use super::super::{EmbeddingAndHead, PruningCutoff, StageAssignment, StageOverhead};
-use super::{simulate, step_phase, step_schedule};
+use super::{schedules_of_one_chunk, simulate, step_phase, step_schedule};
 use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::request::Request;
@@ -38,7 +38,7 @@ fn the_best_partition_equals_the_best_by_enumeration() {
     arbtest::arbtest(|u| {
         let stages: usize = u.int_in_range(1..=4)?;
         let blocks: usize = u.int_in_range(stages..=9)?;
-        let schedule = *u.choose(&[OneForwardOneBackward, ZeroBubble])?;
+        let schedule = *u.choose(&schedules_of_one_chunk())?;
         let step_schedule = step_schedule(schedule, u.int_in_range(1..=12)?);
         let mut time = |most: u32| Ok(Seconds(f64::from(u.int_in_range(0..=most)?) / 8.0));
         let mut times = vec![];
@@ -157,7 +157,7 @@ fn no_choice_of_solutions_is_faster_than_the_bound_of_its_division() {
     arbtest::arbtest(|u| {
         let counts: Vec<usize> =
             (0..u.int_in_range(1..=5)?).map(|_| u.int_in_range(1..=2)).collect::<Result<_, _>>()?;
-        let schedule = *u.choose(&[OneForwardOneBackward, ZeroBubble])?;
+        let schedule = *u.choose(&schedules_of_one_chunk())?;
         let step = step_schedule(schedule, u.int_in_range(1..=16)?);
         let microbatches = step.microbatches;
         let blocks: Vec<Vec<BlockTimes>> = (0..counts.iter().sum::<usize>())
@@ -178,7 +178,7 @@ fn no_choice_of_solutions_is_faster_than_the_bound_of_its_division() {
             let mut reduce = step_phase.0;
             for solutions in &blocks[first..first + count] {
                 let chosen = u.choose(solutions)?;
-                let is_deferred = schedule == ZeroBubble && stage > 0;
+                let is_deferred = schedule.defers_weight_gradients() && stage > 0;
                 let deferred = if is_deferred { chosen.weight_gradient } else { 0.0 };
                 passes.forward += Seconds(chosen.forward);
                 passes.backward += Seconds(chosen.backward - deferred);

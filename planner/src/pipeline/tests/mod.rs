@@ -9,9 +9,8 @@ use std::sync::Arc;
 use narrows_cost_model::{
     PassTimes, SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules,
 };
-use narrows_plan::PipelineSchedule::{self, ZeroBubble};
-use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
+use narrows_plan::{PipelineSchedule, Seconds};
 
 use super::stage_position::StepSchedule;
 use super::{Partition, StageAssignment, StageOverhead};
@@ -35,8 +34,13 @@ fn partition(times: &[StageTime]) -> Partition {
     Partition { bound: Seconds(0.0), counts: vec![1; times.len()], stages }
 }
 
+/// The schedules with one chunk on each stage.
+fn schedules_of_one_chunk() -> Vec<PipelineSchedule> {
+    PipelineSchedule::ALL.into_iter().filter(|schedule| !schedule.has_chunks()).collect()
+}
+
 fn step_schedule(schedule: PipelineSchedule, microbatches: u64) -> StepSchedule {
-    let has_weight_gradient_passes = schedule == ZeroBubble;
+    let has_weight_gradient_passes = schedule.defers_weight_gradients();
     StepSchedule { schedule, microbatches, has_weight_gradient_passes }
 }
 

@@ -6,20 +6,20 @@ use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
 
 use super::super::interleaved::passes_bound;
-use super::{bound, simulate, step_phase, step_schedule};
+use super::{bound, schedules_of_one_chunk, simulate, step_phase, step_schedule};
 
 #[test]
 fn no_simulated_step_is_shorter_than_its_bound() {
     arbtest::arbtest(|u| {
         let stages = u.int_in_range(1..=8)?;
-        let schedule = *u.choose(&[OneForwardOneBackward, ZeroBubble])?;
+        let schedule = *u.choose(&schedules_of_one_chunk())?;
         let step = step_schedule(schedule, u.int_in_range(1..=20)?);
         let mut times = vec![];
         for stage in 0..stages {
             // The last stage may have no block, and then no weight-gradient passes.
             let is_empty = stage + 1 == stages && u.arbitrary()?;
             let mut time = || Ok(f64::from(u.int_in_range(1..=1000)?) / 100.0);
-            let is_deferred = schedule == ZeroBubble && stage > 0 && !is_empty;
+            let is_deferred = schedule.defers_weight_gradients() && stage > 0 && !is_empty;
             let passes = PassTimes {
                 forward: Seconds(time()?),
                 backward: Seconds(time()?),
