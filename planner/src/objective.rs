@@ -17,6 +17,9 @@ pub enum Objective {
 }
 
 impl Objective {
+    /// All objectives.
+    pub const ALL: [Objective; 3] = [Objective::StepTime, Objective::Memory, Objective::Cost];
+
     /// Name in JSON and on the command line.
     pub fn name(self) -> &'static str {
         match self {

@@ -219,7 +219,7 @@ fn objectives_have_one_result_for_larger_requests() {
 fn check_one_result(case: &Request) {
     let cache = SearchCache::default();
     let mut smallest = None;
-    for objective in [Objective::StepTime, Objective::Memory, Objective::Cost] {
+    for objective in Objective::ALL {
         let request = Request { objective, ..case.clone() };
         let outcome = |result: &SearchResult| {
             let best = result.best.as_ref().expect("a plan");

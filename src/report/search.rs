@@ -52,7 +52,7 @@ pub fn gap_phrase(searches: &[&SearchSummary]) -> Option<String> {
         let others = others.filter(|search| search.objective == objective);
         others.filter_map(|search| search.gap).reduce(f64::max)
     };
-    let gaps = [Objective::StepTime, Objective::Memory, Objective::Cost].into_iter();
+    let gaps = Objective::ALL.into_iter();
     let gaps = gaps.filter_map(|objective| Some(none_better(objective, gap_of(objective)?)));
     let gaps = gaps.collect::<Vec<_>>().join(", ");
     let plans = plural(searches.len() as u64, "plan");
@@ -87,15 +87,19 @@ impl SearchSummary {
     /// The summary of a search that found a plan.
     pub fn new(report: &SearchReport) -> SearchSummary {
         let bound = Some(report.objective_bound).filter(|bound| bound.is_finite());
-        let bound_of = |objective| bound.filter(|_| report.objective == objective);
+        let (bound_s, bound_bytes, bound_device_seconds) = match report.objective {
+            Objective::StepTime => (bound, None, None),
+            Objective::Memory => (None, bound.map(|bytes| bytes as u64), None),
+            Objective::Cost => (None, None, bound),
+        };
         SearchSummary {
             objective: report.objective,
             status: report.status,
             is_interrupted: report.is_interrupted,
             gap: Some(report.gap),
-            bound_s: bound_of(Objective::StepTime),
-            bound_bytes: bound_of(Objective::Memory).map(|bytes| bytes as u64),
-            bound_device_seconds: bound_of(Objective::Cost),
+            bound_s,
+            bound_bytes,
+            bound_device_seconds,
             candidates_priced: report.candidates_priced,
             candidates_pruned: report.candidates_pruned,
             segment_solves: report.segment_solves,
