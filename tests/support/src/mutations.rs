@@ -494,7 +494,8 @@ fn change_rounding(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     Some(format!("{description} in {}", dtype.name()))
 }
 
-/// Removes a parameter from a collective over the data axis, with its bytes.
+/// Removes a parameter from a collective over the data axis, with its bytes. A weight that is gathered for a pass is one that
+/// the pass reads: a backward pass reads no bias.
 fn leave_out_parameter(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let is_coalesced = |instr: &Instr| match &instr.action {
         Action::Collective(op) => op.axis == Axis::Data && instr.writes.len() > 1,
@@ -502,8 +503,16 @@ fn leave_out_parameter(rng: &mut TestRng, program: &mut Program) -> Option<Strin
     };
     let location = random_instruction(rng, program, is_coalesced)?;
     let description = describe(location, program);
-    let instr = &mut instructions_mut(&mut program.stages[location.0], location.1)[location.2];
-    let at = rng.below(instr.writes.len());
+    let stage = &mut program.stages[location.0];
+    let (instr, later) = stage.instructions(location.1)[location.2..].split_first()?;
+    let is_read = |written: &Access| {
+        stage.buffer(written.buffer).role != BufferRole::GatheredWeight
+            || later.iter().flat_map(|instr| &instr.reads).any(|a| a.buffer == written.buffer)
+    };
+    let writes = instr.writes.iter().enumerate();
+    let removable: Vec<usize> = writes.filter(|(_, a)| is_read(a)).map(|(at, _)| at).collect();
+    let instr = &mut instructions_mut(stage, location.1)[location.2];
+    let at = *rng.pick(&removable)?;
     let (read, written) = (instr.reads.remove(at), instr.writes.remove(at));
     let bytes = read.extent.bytes().max(written.extent.bytes());
     collective_at(program, location)?.payload.0 -= bytes.0;
