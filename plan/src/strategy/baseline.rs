@@ -104,12 +104,13 @@ impl Baseline {
 
     /// Whether the baseline allows a strategy for an op of a block, on more than one device.
     pub fn allows(self, node: &OpNode, strategy: Strategy, devices: u64) -> bool {
+        use Baseline::{Auto, Btp, FullrankTp, MegatronSp, VanillaTp, VanillaTpPublished};
         use Strategy::{
             Column, Feature, Heads, Online, PendingNormRow, Recover, Replicate, Row, SharedKv,
             Sync, Token,
         };
         let allowed: &[Strategy] = match (self, &node.op) {
-            (Baseline::Auto, _) => return true,
+            (Auto, _) => return true,
             // No publication shards crossings, so every strategy is allowed.
             (
                 _,
@@ -126,38 +127,35 @@ impl Baseline {
             // Fewer KV heads than devices: k and v cannot be split by heads. The published vanilla form
             // does not split heads at all.
             (_, Op::Linear(linear))
-                if self != Baseline::VanillaTpPublished
-                    && has_indivisible_heads(linear, devices) =>
+                if self != VanillaTpPublished && has_indivisible_heads(linear, devices) =>
             {
                 &[Replicate, Row]
             }
-            (Baseline::Btp, Op::Norm { .. }) => &[Sync, Online],
-            (Baseline::Btp, Op::Linear(linear)) => match factor_role(linear) {
+            (Btp, Op::Norm { .. }) => &[Sync, Online],
+            (Btp, Op::Linear(linear)) => match factor_role(linear) {
                 FactorRole::First => &[Row, PendingNormRow],
                 FactorRole::Second => &[Column],
                 FactorRole::Dense | FactorRole::Gate => &[Row, PendingNormRow, Column],
             },
-            (Baseline::Btp, Op::Latent(_)) => &[Replicate, Recover],
-            (Baseline::Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
-            (Baseline::MegatronSp, Op::Norm { .. } | Op::Add { .. }) => &[Token],
-            (_, Op::Norm { .. } | Op::Add { .. }) => &[Replicate],
-            (_, Op::Linear(linear)) if self.is_for_dense_models() => {
-                match linear.members[0].parameter {
-                    WeightId::Dense(LinearKind::O | LinearKind::Down) => &[Row],
-                    _ => &[Column],
-                }
+            (Btp, Op::Latent(_)) => &[Replicate, Recover],
+            (Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
+            (MegatronSp, Op::Norm { .. } | Op::Add { .. }) => &[Token],
+            (FullrankTp | VanillaTp | VanillaTpPublished, Op::Norm { .. } | Op::Add { .. }) => {
+                &[Replicate]
             }
-            (_, Op::Linear(linear)) => match factor_role(linear) {
+            (FullrankTp | MegatronSp, Op::Linear(linear)) => match linear.members[0].parameter {
+                WeightId::Dense(LinearKind::O | LinearKind::Down) => &[Row],
+                _ => &[Column],
+            },
+            (VanillaTp | VanillaTpPublished, Op::Linear(linear)) => match factor_role(linear) {
                 FactorRole::First => &[Column],
                 FactorRole::Second => &[Row],
                 FactorRole::Dense | FactorRole::Gate => &[Row, Column],
             },
-            (_, Op::Latent(_)) => &[Feature],
-            (Baseline::VanillaTpPublished, Op::Attention(_) | Op::GatedProduct { .. }) => {
-                &[Replicate]
-            }
-            (_, Op::GatedProduct { .. }) => &[Feature],
-            (_, Op::Attention(_)) => &[Heads, SharedKv],
+            (FullrankTp | MegatronSp | VanillaTp | VanillaTpPublished, Op::Latent(_)) => &[Feature],
+            (VanillaTpPublished, Op::Attention(_) | Op::GatedProduct { .. }) => &[Replicate],
+            (FullrankTp | MegatronSp | VanillaTp, Op::GatedProduct { .. }) => &[Feature],
+            (FullrankTp | MegatronSp | VanillaTp | Btp, Op::Attention(_)) => &[Heads, SharedKv],
             (_, Op::Embedding { .. } | Op::Loss { .. }) => return true,
         };
         allowed.contains(&strategy)
