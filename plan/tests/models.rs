@@ -33,9 +33,7 @@ fn parameter_counts_equal_the_published_ones() {
 
 #[test]
 fn every_preset_resolves_under_its_name() {
-    let names = presets::names();
-    assert_eq!(names.len(), 5 * 9 + 1);
-    for name in names {
+    for name in presets::names() {
         let model = presets::find(&name).unwrap_or_else(|defect| panic!("{defect}"));
         assert_eq!(model.name, name);
         assert_eq!(model.is_low_rank(), !name.starts_with("llama"), "{name}");

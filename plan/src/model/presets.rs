@@ -42,7 +42,7 @@ const fn size(name: &'static str, [layers, hidden, d_ff, heads, rank]: [u64; 5])
     ModelSize { name, layers, hidden, d_ff, heads, rank, vocab, tied, gate_activation }
 }
 
-const SIZES: [ModelSize; 9] = [
+const SIZES: &[ModelSize] = &[
     ModelSize { tied: false, gate_activation: true, ..size("60m", [8, 512, 1376, 8, 128]) },
     ModelSize { tied: false, gate_activation: true, ..size("130m", [12, 768, 2048, 12, 256]) },
     ModelSize { tied: false, ..size("350m", [24, 1024, 2736, 16, 256]) },
@@ -184,7 +184,7 @@ fn unknown_preset(name: &str) -> Defect {
         let names: Vec<_> = nearest.into_iter().map(|(_, known)| known).collect();
         format!("did you mean {}?", names.join(" or "))
     } else {
-        let sizes = SIZES.map(|size| size.name).join(", ");
+        let sizes = SIZES.iter().map(|size| size.name).collect::<Vec<_>>().join(", ");
         format!("llama-, cola-, svd-, lax- or dlr- with {sizes}; or cola-tiny")
     };
     Defect::new("model", format!("there is no preset `{name}`")).hint(hint)
