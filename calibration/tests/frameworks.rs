@@ -1,9 +1,10 @@
 //! The fits of the tables of frameworks, repeated.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use narrows_calibration::{LeftOut, PredictedRow, TableParameter, TableRows};
+use narrows_calibration::{LeftOut, PredictedRow, TableParameter, TableRows, framework_names};
 
 /// A table, the values that were fitted, and the largest mean errors in percent: of the fit, and with models left out.
 const TABLES: [(&str, &[TableParameter], f64, f64); 2] = [
@@ -20,6 +21,16 @@ fn rows(table: &str) -> TableRows {
 fn mean_error_percent(rows: &[PredictedRow]) -> f64 {
     let error = |row: &PredictedRow| ((-row.residual).exp() - 1.0).abs();
     100.0 * rows.iter().map(error).sum::<f64>() / rows.len() as f64
+}
+
+/// A file that is not listed would not be found by its name.
+#[test]
+fn every_file_is_a_table() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../profiles/frameworks");
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files: BTreeSet<String> =
+        paths.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    assert_eq!(files, framework_names().map(str::to_owned).collect());
 }
 
 #[test]
