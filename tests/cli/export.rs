@@ -58,6 +58,14 @@ fn stages() -> PlanFile {
     )
 }
 
+/// The frameworks that the help lists.
+fn frameworks() -> Vec<String> {
+    let help = stdout("export -h");
+    let (_, values) = help.split_once("[possible values: ").expect("values of --to");
+    let (values, _) = values.split_once(']').expect("the end of the values");
+    values.split(',').map(|name| name.trim().to_owned()).collect()
+}
+
 fn bottleneck() -> PlanFile {
     PlanFile::new(
         "--model cola-1b --devices 4 --tensor 4 --pipeline 1 --global-batch 4 --micro-batch 2 \
@@ -69,8 +77,8 @@ fn bottleneck() -> PlanFile {
 #[test]
 fn every_field_of_a_plan_is_a_decision() {
     let plan = replicas();
-    for framework in ["megatron", "nanotron", "torchtitan"] {
-        let names: Vec<String> = plan.fates(framework).into_iter().map(|(name, _)| name).collect();
+    for framework in frameworks() {
+        let names: Vec<String> = plan.fates(&framework).into_iter().map(|(name, _)| name).collect();
         let schema = Plan::schema();
         for field in schema["properties"].as_object().expect("fields").keys() {
             // The version of the format, the hardware that predictions are for, and a part of `mesh.context`.
