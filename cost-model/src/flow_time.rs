@@ -8,7 +8,7 @@ use narrows_plan::emit::{
     overlapped_weight_gradient,
 };
 use narrows_plan::graph::{OpId, Value, ValueId};
-use narrows_plan::program::Action;
+use narrows_plan::program::{Action, FusedOp};
 use narrows_plan::strategy::{Flow, OpOption, Save, SegmentSpace};
 use narrows_plan::{Layout, Seconds};
 
@@ -66,7 +66,7 @@ impl<'a> FlowPrices<'a> {
         let (value, context) = (self.value, &self.space.context);
         let backward = self.gradients(flow);
         let [in_gemm, again] = self.residual_sum_times(flow);
-        let recompute = sum(&flow_recompute(value, flow, context), self.prices.backward);
+        let recompute = sum(&flow_recompute(value, flow, context), self.prices.recompute);
         SegmentTime {
             forward: sum(&flow_forward(value, flow, context), self.prices.kernel) + in_gemm,
             backward: backward + recompute + if_recomputed(flow, again),
@@ -136,7 +136,7 @@ impl<'a> FlowPrices<'a> {
     fn recompute(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
         let key = FlowWork::Recompute(flow.producer.forward, copies[copy]);
         let templates = |of: &Self| copy_recompute(of.value, flow, copy, &of.space.context);
-        self.known(key, |of| kernel_times(&templates(of), of.prices.backward))
+        self.known(key, |of| kernel_times(&templates(of), of.prices.recompute))
     }
 
     fn backward(&mut self, flow: &Flow, gradients: &[Layout], gradient: usize) -> &[Seconds] {
@@ -186,7 +186,12 @@ impl<'a> FlowPrices<'a> {
     fn gradient_times(&self, flow: &Flow, gradient: usize) -> Vec<Seconds> {
         let (value, context) = (self.value, &self.space.context);
         let templates = gradient_backward(value, flow, gradient, context);
-        let mut times = kernel_times(&templates, self.prices.backward);
+        let StreamPrices { backward, recompute, .. } = self.prices;
+        let price = |template: &InstrTemplate| match template.action {
+            Action::Fused(FusedOp::Fill) => recompute(&template.kernel()),
+            _ => backward(&template.kernel()),
+        };
+        let mut times: Vec<Seconds> = templates.iter().map(price).collect();
         let is_collective =
             |template: &InstrTemplate| matches!(template.action, Action::Collective(_));
         if let Some(slowdown) = self.prices.overlap
@@ -206,7 +211,7 @@ impl<'a> FlowPrices<'a> {
             return [Seconds(0.0); 2];
         };
         let layout = flow.producer.forward;
-        [self.prices.kernel, self.prices.backward]
+        [self.prices.kernel, self.prices.recompute]
             .map(|price| residual_sum_time(self.space, sum, layout, price).unwrap_or_default())
     }
 

@@ -60,7 +60,7 @@ pub(crate) fn op_times<'a>(
     options.iter().map(move |option| {
         let mut time = passes;
         if option.recompute {
-            time.backward += recompute_time(space, id, &option.choice, prices.backward);
+            time.backward += recompute_time(space, id, &option.choice, prices.recompute);
         }
         time
     })

@@ -48,8 +48,10 @@ pub type KernelPrice<'a> = &'a (dyn Fn(&Kernel) -> Seconds + Sync);
 pub struct StreamPrices<'a> {
     /// Times of kernels that run alone, but for those of backward passes.
     pub kernel: KernelPrice<'a>,
-    /// Times of kernels of backward passes that run alone.
+    /// Times of kernels of backward passes that run alone, but for those below.
     pub backward: KernelPrice<'a>,
+    /// Times of kernels in backward passes that recompute values or zero sums, alone: their place in a pass depends on other choices.
+    pub recompute: KernelPrice<'a>,
     /// Slowdown of computation and collectives that run at the same time; `None` where they run one after the other.
     pub overlap: Option<OverlapSlowdown>,
     /// Prices of launches on the host; `None` where the device never waits for its host.
@@ -59,13 +61,17 @@ pub struct StreamPrices<'a> {
 impl<'a> StreamPrices<'a> {
     /// The same times for the kernels of all passes, and no launches on the host.
     pub fn new(kernel: KernelPrice<'a>, overlap: Option<OverlapSlowdown>) -> StreamPrices<'a> {
-        StreamPrices { kernel, backward: kernel, overlap, host: None }
+        StreamPrices { kernel, backward: kernel, recompute: kernel, overlap, host: None }
     }
 
-    /// The same prices with others for the kernels of backward passes.
+    /// The same prices with others for the kernels of backward passes, and for those of these that recompute values or zero sums.
     #[must_use]
-    pub fn with_backward(self, backward: KernelPrice<'a>) -> StreamPrices<'a> {
-        StreamPrices { backward, ..self }
+    pub fn with_backward(
+        self,
+        backward: KernelPrice<'a>,
+        recompute: KernelPrice<'a>,
+    ) -> StreamPrices<'a> {
+        StreamPrices { backward, recompute, ..self }
     }
 }
 

@@ -14,7 +14,7 @@ use super::block_room::BlockRoom;
 use super::collective_cases::Longer;
 use super::collective_step::CollectiveStep;
 use crate::pipeline::PipelineOverheads;
-use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
+use crate::segment::{PassCosts, SegmentSolver, SegmentSpec};
 
 /// Multipliers that are tried for a case.
 const MULTIPLIERS_MAX: usize = 8;
@@ -43,14 +43,14 @@ impl<'a> CollectiveBounds<'a> {
         bounds
     }
 
-    /// The bounds with these overheads of the layouts, and these costs of forward passes where there are such.
+    /// The bounds with these overheads of the layouts, and these costs of passes where there are such.
     pub(super) fn with_overheads(
         segments: &'a SegmentSolver<'a>,
         context: &'a Context,
         overheads: &PipelineOverheads,
-        forward: Option<ForwardCosts>,
+        passes: Option<PassCosts>,
     ) -> CollectiveBounds<'a> {
-        let step = CollectiveStep::with_overheads(segments, context, overheads, forward);
+        let step = CollectiveStep::with_overheads(segments, context, overheads, passes);
         let mut bounds = CollectiveBounds { step, cases: vec![] };
         bounds.find_cases();
         bounds
@@ -67,7 +67,7 @@ impl<'a> CollectiveBounds<'a> {
     fn find_cases(&mut self) {
         let Some(step) = &self.step else { return };
         let bound = |longer| Some((step.bound(longer)?, longer));
-        let never = step.forward_costs().map(|_| [Longer::Never; 2]);
+        let never = step.pass_costs().map(|_| [Longer::Never; 2]);
         self.cases = step.cases().into_iter().chain(never).filter_map(bound).collect();
         self.cases.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     }

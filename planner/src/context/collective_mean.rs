@@ -106,13 +106,13 @@ impl<'a, 's> CollectiveMean<'a, 's> {
         });
         for (part, (spec, count)) in self.step.parts().enumerate() {
             let price: f64 = self.rooms_of(part).map(|room| prices[room]).sum();
-            let forward = self.step.forward_costs();
+            let passes = self.step.pass_costs();
             let with_buckets = |buckets: FirstBuckets| {
                 let of_cases = self.cases.iter().zip(shares).filter(|(_, share)| **share != 0.0);
                 let weights = of_cases.fold(StepWeights::default(), |sum, (case, share)| {
                     sum.plus(self.step.part_weights(part, *case, buckets), *share)
                 });
-                let (costs, memory) = ((&weights, forward), Some((price, in_flight)));
+                let (costs, memory) = ((&weights, passes), Some((price, in_flight)));
                 Some((
                     buckets,
                     self.segments.cheapest_decisions(spec, self.context, costs, memory)?,
@@ -127,7 +127,7 @@ impl<'a, 's> CollectiveMean<'a, 's> {
             if known.any(|known| known.decisions.are_those_of(&decisions)) {
                 continue;
             }
-            let times = self.segments.part_times(spec, self.context, &decisions, forward)?;
+            let times = self.segments.part_times(spec, self.context, &decisions, passes)?;
             self.known.push(Candidate { part, buckets, decisions, times });
         }
         Some(bound)

@@ -47,7 +47,7 @@ use narrows_plan::{BucketSplit, Context};
 
 use super::collective_cases::{FirstBuckets, Longer, Place};
 use crate::pipeline::{PipelineOverheads, in_flight_in_chunk};
-use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
+use crate::segment::{PassCosts, SegmentSolver, SegmentSpec};
 
 /// A segment, the weights of its times, and the multiplier of its bytes.
 type LeastCostKey = (SegmentSpec, StepWeights, Option<f64>);
@@ -74,8 +74,8 @@ pub(super) struct CollectiveStep<'a> {
     step_phase: f64,
     /// Most time of a first forward pass through the first block before it reads a weight that is gathered during it, in seconds.
     before_first_gather: f64,
-    /// Costs of forward passes besides those of the segments.
-    forward_costs: Option<ForwardCosts>,
+    /// Costs of passes besides those of the segments.
+    pass_costs: Option<PassCosts>,
     /// The [least costs](CollectiveStep::least) that are known: places and cases share most of them.
     known: RefCell<Vec<(LeastCostKey, [f64; 2])>>,
 }
@@ -129,7 +129,7 @@ impl<'a> CollectiveStep<'a> {
             of_first_block: [0.0; 2],
             step_phase: 0.0,
             before_first_gather: 0.0,
-            forward_costs: None,
+            pass_costs: None,
             known: RefCell::default(),
         };
         if context.gathers_in_forward() {
@@ -146,23 +146,23 @@ impl<'a> CollectiveStep<'a> {
         Some(step)
     }
 
-    /// A step with what its ends add with these overheads of the layouts, and with these costs of forward passes where there are
+    /// A step with what its ends add with these overheads of the layouts, and with these costs of passes where there are
     /// such; `None` with several stages.
     pub(super) fn with_overheads(
         segments: &'a SegmentSolver,
         context: &'a Context,
         overheads: &PipelineOverheads,
-        forward_costs: Option<ForwardCosts>,
+        pass_costs: Option<PassCosts>,
     ) -> Option<CollectiveStep<'a>> {
         let mut step = CollectiveStep::new(segments, context, overheads.layouts())?;
-        step.forward_costs = forward_costs;
+        step.pass_costs = pass_costs;
         step.count_ends(overheads);
         Some(step)
     }
 
-    /// Costs of forward passes besides those of the segments.
-    pub(super) fn forward_costs(&self) -> Option<&ForwardCosts> {
-        self.forward_costs.as_ref()
+    /// Costs of passes besides those of the segments.
+    pub(super) fn pass_costs(&self) -> Option<&PassCosts> {
+        self.pass_costs.as_ref()
     }
 
     /// Counts what the ends of the passes add with these overheads of the same layouts.
@@ -365,7 +365,7 @@ impl<'a> CollectiveStep<'a> {
         }
         let (segments, context) = (self.segments, self.context);
         let memory = multiplier.map(|multiplier| (multiplier, in_flight_in_chunk(context, 0, 0)));
-        let costs = (&weights, self.forward_costs.as_ref());
+        let costs = (&weights, self.pass_costs.as_ref());
         let least = segments.min_weighted_cost(spec, context, costs, memory)?;
         self.known.borrow_mut().push((key, least));
         Some(least)

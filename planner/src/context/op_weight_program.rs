@@ -15,10 +15,8 @@
 
 use std::ops::RangeInclusive;
 
-use narrows_plan::graph::SegmentKind;
-
-use super::op_weights::{Beside, NeighbourWeights, PartWeights, WeightedForward};
-use crate::segment::{ForwardNode, ForwardParts};
+use super::op_weights::{Beside, NeighbourWeights, SlotWeights, WeightedPasses, neighbours};
+use crate::segment::{PassNode, PassParts, PassTimes, Recomputation};
 use crate::solve::{LinearProgram, LinearRow, solve_relaxation};
 
 /// The value of a program whose decisions cost the unit: numbers near it suit the tolerances of the library.
@@ -26,40 +24,63 @@ const SCALE: f64 = 1e3;
 /// Relative difference of costs at which decisions count as equally cheap.
 const TIGHT: f64 = 1e-6;
 
-/// Costs of a part in a step, besides those of forward passes of one microbatch.
+/// Costs of a part in a step.
 pub(super) struct StepCosts {
-    /// Of all choices, those of all nodes one after the other.
+    /// Of all choices, besides those of one of the passes of a microbatch. Those of all nodes follow one after the other.
     pub besides: Vec<f64>,
-    /// The number of forward passes.
+    /// The number of these passes.
     pub passes: f64,
 }
 
-impl StepCosts {
-    /// The cheapest decisions of a part with these weights, and their cost in seconds; `None` without legal decisions.
-    pub(super) fn cheapest(
-        &self,
-        (forward, index): (&WeightedForward, usize),
-        weights: &[[f64; 2]],
-        neighbours: Neighbours,
-    ) -> Option<(f64, Vec<u32>)> {
-        let neighbours = match neighbours {
-            Neighbours::Given(weights) => weights,
-            Neighbours::Same => forward.end_weights(index, weights),
-        };
-        let of_pass = forward.part_costs(index, weights, &neighbours);
-        let all = of_pass.iter().zip(&self.besides);
-        let all = all.map(|(of_pass, besides)| self.passes * of_pass + besides);
-        forward.parts()[index].cheapest(&all.collect::<Vec<_>>())
-    }
-}
-
-/// Weights of the segments around a part.
+/// Weights of the segments around a part in a pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Neighbours {
     /// The same as those of the part at its own ends.
     Same,
     /// Given ones.
     Given(NeighbourWeights),
+}
+
+/// A pass of a part.
+#[derive(Clone, Copy)]
+pub(super) struct PassOfPart<'a> {
+    pub passes: &'a WeightedPasses,
+    /// The part.
+    pub index: usize,
+    /// Forward (0) or backward (1).
+    pub pass: usize,
+    pub neighbours: Neighbours,
+}
+
+impl<'a> PassOfPart<'a> {
+    fn part(self) -> &'a PassParts {
+        &self.passes.parts()[self.index]
+    }
+
+    fn times(self) -> &'a PassTimes {
+        &self.part().passes[self.pass]
+    }
+
+    fn slots_at_end(self, side: usize, gemm: bool) -> RangeInclusive<usize> {
+        self.passes.slots_at_end((self.index, self.pass), side, gemm)
+    }
+
+    /// The cheapest decisions with these weights, and their cost in seconds; `None` without legal decisions.
+    pub(super) fn cheapest(
+        self,
+        costs: &StepCosts,
+        weights: &[[f64; 2]],
+    ) -> Option<(f64, Vec<u32>)> {
+        let of_pass = (self.index, self.pass);
+        let neighbours = match self.neighbours {
+            Neighbours::Given(weights) => weights,
+            Neighbours::Same => self.passes.end_weights(of_pass, weights),
+        };
+        let of_pass = self.passes.pass_costs(of_pass, weights, &neighbours);
+        let all = of_pass.iter().zip(&costs.besides);
+        let all = all.map(|(of_pass, besides)| costs.passes * of_pass + besides);
+        self.part().cheapest(&all.collect::<Vec<_>>())
+    }
 }
 
 /// The cost of decisions as a function of the weights.
@@ -69,12 +90,10 @@ struct Cut {
     terms: Vec<(usize, f64)>,
 }
 
-/// The program of a part.
+/// The program of a pass of a part.
 pub(super) struct PartProgram<'a> {
-    forward: &'a WeightedForward,
-    index: usize,
+    of: PassOfPart<'a>,
     costs: &'a StepCosts,
-    neighbours: Neighbours,
     /// The variable of the computation in each slot, in bounds by collectives that follow. `None` where no decisions compute anything.
     computation: Vec<Option<usize>>,
     /// Number of these variables. As many are those in bounds by collectives that precede.
@@ -88,7 +107,7 @@ pub(super) struct PartProgram<'a> {
 
 /// The weights that are best over the known decisions.
 pub(super) struct ProgramSolution {
-    pub weights: PartWeights,
+    pub weights: SlotWeights,
     /// The least cost that the known decisions have with them, in seconds.
     pub value: f64,
     /// The choices of the decisions that have that cost.
@@ -97,22 +116,17 @@ pub(super) struct ProgramSolution {
 
 impl<'a> PartProgram<'a> {
     /// The program without decisions.
-    pub(super) fn new(
-        forward: &'a WeightedForward,
-        index: usize,
-        costs: &'a StepCosts,
-        neighbours: Neighbours,
-    ) -> PartProgram<'a> {
-        let part = &forward.parts()[index];
-        let communicating =
-            part.communicating_slots(|node| matches!(node, ForwardNode::Reshards(_)));
-        let computation = computation_variables(part, &communicating);
+    pub(super) fn new(of: PassOfPart<'a>, costs: &'a StepCosts) -> PartProgram<'a> {
+        let is_between_ops = |node: &PassNode| matches!(node, PassNode::Reshards(_));
+        let mut communicating = of.part().communicating_slots(of.pass, is_between_ops);
+        let computation = computation_variables(of.times(), &communicating);
         let computations = computation.iter().flatten().max().map_or(0, |last| last + 1);
+        if takes_time(of.times(), |of| &of.collectives) {
+            communicating.push(of.times().slot_of_recomputation());
+        }
         let mut program = PartProgram {
-            forward,
-            index,
+            of,
             costs,
-            neighbours,
             computation,
             computations,
             upper_bounds: vec![1.0; 2 * (computations + communicating.len())],
@@ -122,7 +136,7 @@ impl<'a> PartProgram<'a> {
         };
         program.limit_collectives();
         program.limit_ends();
-        for slots in &part.residual_sums {
+        for slots in &of.times().residual_sums {
             for side in [0, 1] {
                 if let [Some(linear), Some(add)] =
                     slots.map(|slot| program.computation_in(side, slot))
@@ -138,16 +152,17 @@ impl<'a> PartProgram<'a> {
     /// The weights of collectives are no larger than those of any computation that can be beside them.
     fn limit_collectives(&mut self) {
         for at in 0..self.communicating.len() {
-            let beside = self.forward.beside(self.index, self.communicating[at]);
+            let beside =
+                self.of.passes.beside((self.of.index, self.of.pass), self.communicating[at]);
             for (side, Beside { slots, neighbour }) in beside.into_iter().enumerate() {
                 let collectives = self.collectives_at(side, at);
                 self.limit_by(collectives, side, slots);
-                match (neighbour, self.neighbours) {
+                match (neighbour, self.of.neighbours) {
                     (Some(gemm), Neighbours::Given(weights)) => {
                         self.upper_bounds[collectives] = weights.of(side)[usize::from(gemm)];
                     }
                     (Some(gemm), Neighbours::Same) => {
-                        let slots = self.forward.slots_at_end(self.index, side, gemm);
+                        let slots = self.of.slots_at_end(side, gemm);
                         self.limit_by(collectives, side, slots);
                     }
                     (None, _) => {}
@@ -164,15 +179,14 @@ impl<'a> PartProgram<'a> {
 
     /// The weights at the ends of the part are no smaller than those that its neighbours count on.
     fn limit_ends(&mut self) {
-        let Neighbours::Given(weights) = self.neighbours else { return };
-        for side in sides_with_neighbours(&self.forward.parts()[self.index]) {
+        let Neighbours::Given(weights) = self.of.neighbours else { return };
+        for side in sides_with_neighbours(self.of.part(), self.of.pass) {
             for gemm in [false, true] {
                 let least = weights.of(side)[usize::from(gemm)];
                 if least == 0.0 {
                     continue;
                 }
-                let slots = self.forward.slots_at_end(self.index, side, gemm);
-                for variable in self.computations_in(side, slots) {
+                for variable in self.computations_in(side, self.of.slots_at_end(side, gemm)) {
                     self.add_row(vec![(variable, -1.0)], -least);
                 }
             }
@@ -191,8 +205,9 @@ impl<'a> PartProgram<'a> {
         Some(side * self.computations + self.computation[slot]?)
     }
 
-    /// The variables of computation in some slots.
+    /// The variables of computation in some slots, and of recomputation.
     fn computations_in(&self, side: usize, slots: RangeInclusive<usize>) -> Vec<usize> {
+        let slots = self.of.times().with_recomputation(slots);
         let mut all: Vec<usize> =
             slots.filter_map(|slot| self.computation_in(side, slot)).collect();
         all.dedup();
@@ -205,7 +220,7 @@ impl<'a> PartProgram<'a> {
 
     /// The cheapest decisions with these weights, and their cost in seconds; `None` without legal decisions.
     pub(super) fn cheapest(&self, weights: &[[f64; 2]]) -> Option<(f64, Vec<u32>)> {
-        self.costs.cheapest((self.forward, self.index), weights, self.neighbours)
+        self.of.cheapest(self.costs, weights)
     }
 
     /// Whether decisions are known.
@@ -215,39 +230,34 @@ impl<'a> PartProgram<'a> {
 
     /// Adds decisions to those that are known.
     pub(super) fn add(&mut self, choice: Vec<u32>) {
-        let part = &self.forward.parts()[self.index];
-        let slowdown = self.forward.slowdown();
-        let [hidden, hidden_computation] =
-            [slowdown.hidden_cost(), slowdown.hidden_computation_cost()];
-        let StepCosts { besides, passes } = self.costs;
-        let mut terms = vec![0.0; self.upper_bounds.len()];
-        let (mut constant, mut first) = (0.0, 0);
-        for (number, node) in part.nodes.iter().enumerate() {
-            let chosen = choice[number] as usize;
-            let [computation, collective] =
-                [&part.computation, &part.collectives].map(|of| of[number][chosen] * passes);
-            constant += besides[first + chosen] + computation + hidden * collective;
-            first += part.computation[number].len();
+        let times = self.of.times();
+        let (constant, terms) = (0.0, vec![0.0; self.upper_bounds.len()]);
+        let mut cut = CutTerms { of: self, constant, terms };
+        let mut first = 0;
+        for (node, place) in times.nodes.iter().enumerate() {
+            let chosen = |of: &[Vec<f64>]| of[node][choice[node] as usize];
+            cut.constant += self.costs.besides[first + choice[node] as usize];
+            first += times.computation[node].len();
+            let computation = chosen(&times.computation);
             // A residual sum in a GEMM saves time of the linear.
-            let counted = match node {
-                ForwardNode::Reshards(slot) if computation < 0.0 => slot.saturating_sub(1),
-                _ => node.slot(),
+            let slot = match place {
+                PassNode::Reshards(slot) if computation < 0.0 => slot.saturating_sub(1),
+                _ => place.slot(),
             };
-            let saved = computation * (1.0 - hidden_computation) / 2.0;
-            for side in [0, 1] {
-                match self.computation_in(side, counted) {
-                    Some(variable) => terms[variable] -= saved,
-                    // Its weight is one.
-                    None => constant -= saved,
+            cut.add_computation(slot, computation);
+            let is_between_ops = matches!(place, PassNode::Reshards(_));
+            let slot = is_between_ops.then_some(place.slot());
+            cut.add_collectives(slot, chosen(&times.collectives));
+            if let Some(recomputation) = &times.recomputation {
+                let slot = times.slot_of_recomputation();
+                match chosen(&recomputation.computation) {
+                    saved if saved < 0.0 => cut.constant += saved * self.costs.passes,
+                    time => cut.add_computation(slot, time),
                 }
-            }
-            let at = self.communicating.iter().position(|slot| *slot == node.slot());
-            if let (ForwardNode::Reshards(_), Some(at)) = (node, at) {
-                for side in [0, 1] {
-                    terms[self.collectives_at(side, at)] += collective * (1.0 - hidden) / 2.0;
-                }
+                cut.add_collectives(Some(slot), chosen(&recomputation.collectives));
             }
         }
+        let CutTerms { constant, terms, .. } = cut;
         let terms = terms.into_iter().enumerate().filter(|(_, term)| *term != 0.0).collect();
         self.cuts.push(Cut { choice, constant, terms });
     }
@@ -293,19 +303,60 @@ impl<'a> PartProgram<'a> {
     }
 }
 
-/// The sides on which a segment has neighbours: the next one (0), which counts on the weights at its end, and the one before (1).
-pub(super) fn sides_with_neighbours(part: &ForwardParts) -> RangeInclusive<usize> {
-    match part.spec.kind {
-        SegmentKind::Embedding => 0..=0,
-        SegmentKind::Block => 0..=1,
-        SegmentKind::Head => 1..=1,
+/// The constant and the terms of a cut, as far as they are known.
+struct CutTerms<'a> {
+    of: &'a PartProgram<'a>,
+    constant: f64,
+    terms: Vec<f64>,
+}
+
+impl CutTerms<'_> {
+    fn add_computation(&mut self, slot: usize, seconds: f64) {
+        let seconds = seconds * self.of.costs.passes;
+        self.constant += seconds;
+        let hidden = self.of.of.passes.slowdown().hidden_computation_cost();
+        let saved = seconds * (1.0 - hidden) / 2.0;
+        for side in [0, 1] {
+            match self.of.computation_in(side, slot) {
+                Some(variable) => self.terms[variable] -= saved,
+                // Its weight is one.
+                None => self.constant -= saved,
+            }
+        }
+    }
+
+    /// Collectives in a slot, or within an op.
+    fn add_collectives(&mut self, slot: Option<usize>, seconds: f64) {
+        let seconds = seconds * self.of.costs.passes;
+        let hidden = self.of.of.passes.slowdown().hidden_cost();
+        self.constant += hidden * seconds;
+        let at =
+            slot.and_then(|slot| self.of.communicating.iter().position(|of_slot| *of_slot == slot));
+        if let Some(at) = at {
+            for side in [0, 1] {
+                self.terms[self.of.collectives_at(side, at)] += seconds * (1.0 - hidden) / 2.0;
+            }
+        }
     }
 }
 
-/// The variable of the computation in each slot: one for all that no collective can divide.
-fn computation_variables(part: &ForwardParts, communicating: &[usize]) -> Vec<Option<usize>> {
-    let mut computes = vec![false; part.slots()];
-    for (node, times) in part.nodes.iter().zip(part.computation.iter()) {
+/// The sides on which a segment has neighbours in a pass: the next one (0), which counts on the weights at its end, and the one before
+/// (1).
+pub(super) fn sides_with_neighbours(part: &PassParts, pass: usize) -> impl Iterator<Item = usize> {
+    let kind = part.spec.kind;
+    [0, 1].into_iter().filter(move |side| !neighbours(kind, pass, 1 - side).is_empty())
+}
+
+/// Whether some decisions have recomputation with such times.
+fn takes_time(times: &PassTimes, of: impl Fn(&Recomputation) -> &[Vec<f64>]) -> bool {
+    let recomputation = times.recomputation.as_ref();
+    recomputation.is_some_and(|all| of(all).iter().flatten().any(|time| *time > 0.0))
+}
+
+/// The variable of the computation in each slot: one for all that no collective can divide, and one for recomputation.
+fn computation_variables(times: &PassTimes, communicating: &[usize]) -> Vec<Option<usize>> {
+    let mut computes = vec![false; times.slots];
+    for (node, times) in times.nodes.iter().zip(times.computation.iter()) {
         computes[node.slot()] |= times.iter().any(|time| *time != 0.0);
     }
     let (mut variables, mut is_divided) = (0, true);
@@ -319,5 +370,8 @@ fn computation_variables(part: &ForwardParts, communicating: &[usize]) -> Vec<Op
         is_divided |= communicates;
         computes.then(|| variables - 1)
     };
-    computes.into_iter().enumerate().map(of_slot).collect()
+    let mut of_slots: Vec<Option<usize>> = computes.into_iter().enumerate().map(of_slot).collect();
+    let is_recomputed = takes_time(times, |of| &of.computation);
+    of_slots.resize(times.all_slots(), is_recomputed.then_some(variables));
+    of_slots
 }

@@ -1,4 +1,4 @@
-//! Forward passes of two microbatches with weights of their own for each op.
+//! Passes of two microbatches with weights of their own for each op.
 //!
 //! A pass alternates between runs of computation and of collectives. Collectives of x seconds beside computation of c seconds, each
 //! alone, take at least (1 − θ)·(c + h·x) + θ·(x + h'·c) for each weight θ ([`PairPrices`](crate::segment::PairPrices)). The collectives
@@ -12,6 +12,9 @@
 //! beside it, neighbouring segments included, and one within an op has none. Decisions can be divided by where they have collectives,
 //! so that little can be beside each.
 //!
+//! A backward pass runs through the slots of the ops in reverse order. Recomputation may be in any of them: its computation has no smaller
+//! weights than any collectives, and its collectives no larger ones than any computation.
+//!
 //! As a function of the weights, the bound is concave: [the best ones](super::op_weight_search) are those of linear programs.
 
 use std::ops::RangeInclusive;
@@ -23,22 +26,27 @@ use narrows_plan::{graph::Grouping, strategy::SegmentChoice};
 
 #[cfg(test)]
 use crate::segment::SegmentSpec;
-use crate::segment::{ForwardCosts, ForwardNode, ForwardParts};
+use crate::segment::{NodeOfPass, PASSES, PassCosts, PassNode, PassParts, PassTimes};
 
-/// Weights of the computation in each slot of a part, in bounds by collectives that follow (0) and that precede it (1).
-pub(super) type PartWeights = Vec<[f64; 2]>;
+/// Weights of the computation in each slot of a pass, in bounds by collectives that follow (0) and that precede it (1). The last are
+/// those of recomputation.
+pub(super) type SlotWeights = Vec<[f64; 2]>;
+
+/// Weights of the forward (0) and the backward pass (1) of a part.
+pub(super) type PartWeights = [SlotWeights; PASSES];
 
 /// Those of all parts.
 pub(super) type OpWeights = Vec<PartWeights>;
 
-/// The forward passes of a layout's segments.
-pub(super) struct WeightedForward {
-    parts: Vec<ForwardParts>,
-    reach: Vec<Reach>,
+/// The passes of a layout's segments.
+pub(super) struct WeightedPasses {
+    parts: Vec<PassParts>,
+    reach: Vec<[Reach; PASSES]>,
     slowdown: OverlapSlowdown,
 }
 
-/// Slots whose computation can be beside the collectives of a part.
+/// Slots whose computation can be beside the collectives of a pass of a part.
+#[derive(Clone)]
 struct Reach {
     /// For each GEMM, the first slot that can be in the last run before a collective after it; `None` where that run can begin in
     /// an earlier segment.
@@ -52,8 +60,8 @@ struct Reach {
     last_of_previous: Option<usize>,
 }
 
-/// Least weights of the computation of neighbouring segments that can be beside collectives of a part, where these are on this side
-/// of all GEMMs of the part (0) and where they are not (1).
+/// Least weights of the computation of neighbouring segments that can be beside collectives of a part in a pass, where these are on
+/// this side of all GEMMs of the part (0) and where they are not (1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct NeighbourWeights {
     /// At the end of the segment before.
@@ -70,17 +78,18 @@ pub(super) struct Beside {
     pub neighbour: Option<bool>,
 }
 
-impl WeightedForward {
+impl WeightedPasses {
     /// The passes with these parts; those without decisions are left out.
-    pub(super) fn new(mut parts: Vec<ForwardParts>, slowdown: OverlapSlowdown) -> WeightedForward {
-        parts.retain(|part| part.cheapest(&part.backward).is_some());
-        parts.iter_mut().for_each(ForwardParts::leave_out_resharded_sums);
-        let reach = parts.iter().map(Reach::of).collect();
-        WeightedForward { parts, reach, slowdown }
+    pub(super) fn new(mut parts: Vec<PassParts>, slowdown: OverlapSlowdown) -> WeightedPasses {
+        parts.retain(PassParts::has_decisions);
+        parts.iter_mut().for_each(PassParts::leave_out_resharded_sums);
+        let of_part = |part: &PassParts| [0, 1].map(|pass| Reach::of(part, pass));
+        let reach = parts.iter().map(of_part).collect();
+        WeightedPasses { parts, reach, slowdown }
     }
 
     /// The parts.
-    pub(super) fn parts(&self) -> &[ForwardParts] {
+    pub(super) fn parts(&self) -> &[PassParts] {
         &self.parts
     }
 
@@ -90,78 +99,104 @@ impl WeightedForward {
     }
 
     /// Divides a part by whether its decisions have collectives in a node. Those that have none become the last part; returns its index.
-    pub(super) fn divide(&mut self, index: usize, node: usize) -> usize {
+    pub(super) fn divide(&mut self, index: usize, node: NodeOfPass) -> usize {
         let restricted = |communicates: bool| {
             let mut part = self.parts[index].restricted(node, communicates);
             part.leave_out_resharded_sums();
             part
         };
         let [with, without] = [true, false].map(restricted);
-        self.reach[index] = Reach::of(&with);
-        self.reach.push(Reach::of(&without));
+        // What was beside collectives of the other pass before the division is a superset of what is.
+        let mut reach_of_without = self.reach[index].clone();
+        reach_of_without[node.pass] = Reach::of(&without, node.pass);
+        self.reach[index][node.pass] = Reach::of(&with, node.pass);
+        self.reach.push(reach_of_without);
         self.parts[index] = with;
         self.parts.push(without);
         self.parts.len() - 1
     }
 
-    /// The same weight for all computation.
-    pub(super) fn uniform(&self, weight: f64) -> OpWeights {
-        self.parts.iter().map(|part| vec![[weight; 2]; part.slots()]).collect()
+    /// The same weight for all computation of each pass.
+    pub(super) fn uniform(&self, weights: [f64; PASSES]) -> OpWeights {
+        let of_part = |part: &PassParts| {
+            [0, 1].map(|pass| vec![[weights[pass]; 2]; part.passes[pass].all_slots()])
+        };
+        self.parts.iter().map(of_part).collect()
     }
 
     /// The costs of all decisions with these weights.
-    pub(super) fn costs(&self, weights: &OpWeights) -> ForwardCosts {
-        let mut costs = ForwardCosts::new();
+    pub(super) fn costs(&self, weights: &OpWeights) -> PassCosts {
+        let mut costs = PassCosts::new();
         for (index, part) in self.parts.iter().enumerate() {
             let mut of_part = self.costs_of(index, weights);
-            part.leave_out(&mut of_part);
+            of_part.iter_mut().for_each(|costs| part.leave_out(costs));
             costs.entry((part.spec, part.grouping)).or_default().push(of_part);
         }
         costs
     }
 
-    fn costs_of(&self, index: usize, weights: &OpWeights) -> Vec<f64> {
-        self.part_costs(index, &weights[index], &self.neighbour_weights(index, weights))
+    fn costs_of(&self, index: usize, weights: &OpWeights) -> [Vec<f64>; PASSES] {
+        [0, 1].map(|pass| self.costs_in((index, pass), weights))
     }
 
-    /// The costs of the choices of a part with these weights of its own and of its neighbours.
-    pub(super) fn part_costs(
+    /// The costs of the choices of a part in a pass with these weights.
+    pub(super) fn costs_in(&self, of_pass: (usize, usize), weights: &OpWeights) -> Vec<f64> {
+        let (index, pass) = of_pass;
+        let neighbours = self.neighbour_weights(of_pass, weights);
+        self.pass_costs(of_pass, &weights[index][pass], &neighbours)
+    }
+
+    /// The costs of the choices of a part in a pass with these weights of its own and of its neighbours.
+    pub(super) fn pass_costs(
         &self,
-        index: usize,
+        (index, pass): (usize, usize),
         weights: &[[f64; 2]],
         neighbours: &NeighbourWeights,
     ) -> Vec<f64> {
-        let part = &self.parts[index];
+        let times = &self.parts[index].passes[pass];
         let [hidden, hidden_computation] =
             [self.slowdown.hidden_cost(), self.slowdown.hidden_computation_cost()];
         let mean = |[a, b]: [f64; 2]| (a + b) / 2.0;
-        let of_node = |(number, node): (usize, &ForwardNode)| {
-            let counted = |slot: usize| {
-                let weight = mean(self.weight_of(index, slot, weights));
-                1.0 - weight * (1.0 - hidden_computation)
-            };
+        let counted = |slot: usize| {
+            let weight = mean(Self::weight_of(times, slot, weights));
+            1.0 - weight * (1.0 - hidden_computation)
+        };
+        let of_collectives = |slot: usize| {
+            let weight = mean(self.weight_at((index, pass), slot, weights, neighbours));
+            hidden + weight * (1.0 - hidden)
+        };
+        let of_node = |(number, node): (usize, &PassNode)| {
             let own = counted(node.slot());
             // A residual sum in a GEMM saves time of the linear.
             let (of_collectives, of_savings) = match node {
-                ForwardNode::Op(_) => (0.0, own),
-                ForwardNode::Reshards(_) => (
-                    mean(self.weight_at(index, node.slot(), weights, neighbours)),
-                    counted(node.slot().saturating_sub(1)),
-                ),
+                PassNode::Op(_) => (hidden, own),
+                PassNode::Reshards(slot) => {
+                    (of_collectives(*slot), counted(slot.saturating_sub(1)))
+                }
             };
-            let of_collectives = hidden + of_collectives * (1.0 - hidden);
-            let times = part.computation[number].iter().zip(&part.collectives[number]);
-            times.map(move |(computation, collective)| {
+            let all = times.computation[number].iter().zip(&times.collectives[number]);
+            all.map(move |(computation, collective)| {
                 let of_computation = if *computation < 0.0 { of_savings } else { own };
                 computation * of_computation + collective * of_collectives
             })
         };
-        part.nodes.iter().enumerate().flat_map(of_node).collect()
+        let mut costs: Vec<f64> = times.nodes.iter().enumerate().flat_map(of_node).collect();
+        let Some(recomputation) = &times.recomputation else { return costs };
+        let slot = times.slot_of_recomputation();
+        let (own, of_collectives) = (counted(slot), of_collectives(slot));
+        let all = recomputation.computation.iter().flatten();
+        let all = all.zip(recomputation.collectives.iter().flatten());
+        for (cost, (computation, collective)) in costs.iter_mut().zip(all) {
+            // What a residual sum in a GEMM saves counts in full: the linear and the addition count with less.
+            let of_computation = if *computation < 0.0 { 1.0 } else { own };
+            *cost += computation * of_computation + collective * of_collectives;
+        }
+        costs
     }
 
     /// The weights of computation in a slot. An addition that the GEMM of a linear may compute has no smaller ones than that linear.
-    fn weight_of(&self, index: usize, slot: usize, weights: &[[f64; 2]]) -> [f64; 2] {
-        let linear = self.parts[index].residual_sums.iter().find(|[_, add]| *add == slot);
+    fn weight_of(times: &PassTimes, slot: usize, weights: &[[f64; 2]]) -> [f64; 2] {
+        let linear = times.residual_sums.iter().find(|[_, add]| *add == slot);
         let of_linear = linear.map_or([0.0; 2], |[linear, _]| weights[*linear]);
         [0, 1].map(|side| weights[slot][side].max(of_linear[side]))
     }
@@ -169,134 +204,130 @@ impl WeightedForward {
     /// The weights of collectives in a slot.
     fn weight_at(
         &self,
-        index: usize,
+        of_pass: (usize, usize),
         slot: usize,
         weights: &[[f64; 2]],
         neighbours: &NeighbourWeights,
     ) -> [f64; 2] {
-        let beside = self.beside(index, slot);
+        let beside = self.beside(of_pass, slot);
         [0, 1].map(|side| {
             let Beside { slots, neighbour } = &beside[side];
             let of_neighbour = neighbour.map_or(1.0, |gemm| neighbours.of(side)[usize::from(gemm)]);
-            weights[slots.clone()].iter().map(|both| both[side]).fold(of_neighbour, f64::min)
+            let times = &self.parts[of_pass.0].passes[of_pass.1];
+            least_in((times, weights), slots.clone(), side).min(of_neighbour)
         })
     }
 
-    /// Computation that can be beside the collectives in a slot, before (0) and after them (1).
-    pub(super) fn beside(&self, index: usize, slot: usize) -> [Beside; 2] {
-        let (part, reach) = (&self.parts[index], &self.reach[index]);
-        let before = part.gemms.iter().rposition(|gemm| *gemm <= slot);
+    /// Computation that can be beside the collectives in a slot, before (0) and after them (1), besides recomputation.
+    pub(super) fn beside(&self, (index, pass): (usize, usize), slot: usize) -> [Beside; 2] {
+        let times = &self.parts[index].passes[pass];
+        let reach = &self.reach[index][pass];
+        let (from, to) = times.range_of(slot).into_inner();
+        let before = times.gemms.iter().rposition(|gemm| *gemm <= from);
         let preceding = match before.and_then(|gemm| reach.first[gemm]) {
-            Some(first) => Beside { slots: first..=slot, neighbour: None },
-            None => Beside { slots: 0..=slot, neighbour: Some(before.is_some()) },
+            Some(first) => Beside { slots: first..=to, neighbour: None },
+            None => Beside { slots: 0..=to, neighbour: Some(before.is_some()) },
         };
-        let after = part.gemms.iter().position(|gemm| *gemm > slot);
+        let after = times.gemms.iter().position(|gemm| *gemm > to);
         let following = match after.and_then(|gemm| reach.last[gemm]) {
-            Some(last) => Beside { slots: slot..=last, neighbour: None },
-            None => Beside { slots: slot..=part.slots() - 1, neighbour: Some(after.is_some()) },
+            Some(last) => Beside { slots: from..=last, neighbour: None },
+            None => Beside { slots: from..=times.slots - 1, neighbour: Some(after.is_some()) },
         };
         [preceding, following]
     }
 
-    /// The least weights of neighbours of a part.
-    fn neighbour_weights(&self, index: usize, weights: &OpWeights) -> NeighbourWeights {
-        let begin = NeighbourWeights { end: [1.0; 2], begin: [1.0; 2] };
-        let before = self.previous(index).fold(begin, |least, other| {
-            let NeighbourWeights { end, .. } = self.end_weights(other, &weights[other]);
-            NeighbourWeights { end: [0, 1].map(|gemm| least.end[gemm].min(end[gemm])), ..least }
-        });
-        self.next(index).fold(before, |least, other| {
-            let NeighbourWeights { begin, .. } = self.end_weights(other, &weights[other]);
-            NeighbourWeights {
-                begin: [0, 1].map(|gemm| least.begin[gemm].min(begin[gemm])),
-                ..least
-            }
-        })
+    /// The least weights of neighbours of a part in a pass.
+    fn neighbour_weights(
+        &self,
+        (index, pass): (usize, usize),
+        weights: &OpWeights,
+    ) -> NeighbourWeights {
+        let kind = self.parts[index].spec.kind;
+        let least = |side: usize| {
+            let others = self.of_kinds(neighbours(kind, pass, side));
+            others.fold([1.0_f64; 2], |least, other| {
+                let at_end = self.end_weights((other, pass), &weights[other][pass]);
+                [0, 1].map(|gemm| least[gemm].min(at_end.of(side)[gemm]))
+            })
+        };
+        NeighbourWeights { end: least(0), begin: least(1) }
     }
 
-    /// The least weights of a part that can be beside collectives of its neighbours.
-    pub(super) fn end_weights(&self, index: usize, weights: &[[f64; 2]]) -> NeighbourWeights {
+    /// The least weights of a part that can be beside collectives of its neighbours in a pass.
+    pub(super) fn end_weights(
+        &self,
+        of_pass: (usize, usize),
+        weights: &[[f64; 2]],
+    ) -> NeighbourWeights {
+        let times = &self.parts[of_pass.0].passes[of_pass.1];
         let least = |side: usize| {
             [false, true].map(|gemm| {
-                let slots = self.slots_at_end(index, side, gemm);
-                weights[slots].iter().map(|both| both[side]).fold(1.0, f64::min)
+                let slots = self.slots_at_end(of_pass, side, gemm);
+                least_in((times, weights), slots, side)
             })
         };
         NeighbourWeights { end: least(0), begin: least(1) }
     }
 
     /// Slots that can be beside collectives of the next segment (0) or of the one before (1), with or without a GEMM of that one
-    /// between.
+    /// between, besides recomputation.
     pub(super) fn slots_at_end(
         &self,
-        index: usize,
+        (index, pass): (usize, usize),
         side: usize,
         gemm: bool,
     ) -> RangeInclusive<usize> {
+        let reach = &self.reach[index][pass];
+        let end = self.parts[index].passes[pass].slots - 1;
         match side {
-            0 => self.end_of(index, gemm),
-            _ => self.begin_of(index, gemm),
+            0 => reach.at_end(gemm).unwrap_or(0)..=end,
+            _ => 0..=reach.at_begin(gemm).unwrap_or(end),
         }
-    }
-
-    /// Slots that can be beside collectives of the next segment, after a GEMM there or before all of these.
-    fn end_of(&self, index: usize, after_gemm: bool) -> RangeInclusive<usize> {
-        let reach = &self.reach[index];
-        let first = match after_gemm {
-            true => reach.first_of_next,
-            false => reach.first.last().copied().flatten(),
-        };
-        first.unwrap_or(0)..=self.parts[index].slots() - 1
-    }
-
-    /// Slots that can be beside collectives of the segment before, before a GEMM there or after all of these.
-    fn begin_of(&self, index: usize, before_gemm: bool) -> RangeInclusive<usize> {
-        let reach = &self.reach[index];
-        let last = match before_gemm {
-            true => reach.last_of_previous,
-            false => reach.last.first().copied().flatten(),
-        };
-        0..=last.unwrap_or(self.parts[index].slots() - 1)
-    }
-
-    /// The parts that can come before a part.
-    fn previous(&self, index: usize) -> impl Iterator<Item = usize> {
-        self.of_kinds(match self.parts[index].spec.kind {
-            SegmentKind::Embedding => &[],
-            SegmentKind::Block => &[SegmentKind::Embedding, SegmentKind::Block],
-            SegmentKind::Head => &[SegmentKind::Block],
-        })
-    }
-
-    /// The parts that can come after a part.
-    fn next(&self, index: usize) -> impl Iterator<Item = usize> {
-        self.of_kinds(match self.parts[index].spec.kind {
-            SegmentKind::Embedding => &[SegmentKind::Block],
-            SegmentKind::Block => &[SegmentKind::Block, SegmentKind::Head],
-            SegmentKind::Head => &[],
-        })
     }
 
     fn of_kinds(&self, kinds: &'static [SegmentKind]) -> impl Iterator<Item = usize> {
         (0..self.parts.len()).filter(|index| kinds.contains(&self.parts[*index].spec.kind))
     }
 
-    /// The time of decisions with these weights, in seconds; `None` where they are none of the segment.
+    /// The times of decisions in both passes with these weights, in seconds; `None` where they are none of the segment.
     #[cfg(test)]
-    pub(super) fn time(
+    pub(super) fn times(
         &self,
         weights: &OpWeights,
         (spec, grouping): (SegmentSpec, Grouping),
         choice: &SegmentChoice,
-    ) -> Option<f64> {
-        let of_part = |(index, part): (usize, &ForwardParts)| {
-            let mut costs = self.costs_of(index, weights);
-            part.leave_out(&mut costs);
-            part.cost_of(&costs, choice)
+    ) -> Option<[f64; PASSES]> {
+        let of_part = |(index, part): (usize, &PassParts)| {
+            let of_pass = |mut costs: Vec<f64>| {
+                part.leave_out(&mut costs);
+                part.cost_of(&costs, choice).filter(|cost| cost.is_finite())
+            };
+            let [forward, backward] = self.costs_of(index, weights).map(of_pass);
+            Some([forward?, backward?])
         };
         let parts = self.parts.iter().enumerate();
-        let parts = parts.filter(|(_, part)| (part.spec, part.grouping) == (spec, grouping));
-        parts.filter_map(of_part).filter(|cost| cost.is_finite()).reduce(f64::min)
+        let mut parts = parts.filter(|(_, part)| (part.spec, part.grouping) == (spec, grouping));
+        parts.find_map(of_part)
+    }
+}
+
+/// The least weight of the computation in some slots, and of recomputation.
+fn least_in(
+    (times, weights): (&PassTimes, &[[f64; 2]]),
+    slots: RangeInclusive<usize>,
+    side: usize,
+) -> f64 {
+    times.with_recomputation(slots).map(|slot| weights[slot][side]).fold(1.0, f64::min)
+}
+
+/// The segments that can come before (0) and after (1) one of a kind in a pass.
+pub(super) fn neighbours(kind: SegmentKind, pass: usize, side: usize) -> &'static [SegmentKind] {
+    let is_before_in_forward = side == pass;
+    match (kind, is_before_in_forward) {
+        (SegmentKind::Embedding, true) | (SegmentKind::Head, false) => &[],
+        (SegmentKind::Embedding, false) | (SegmentKind::Head, true) => &[SegmentKind::Block],
+        (SegmentKind::Block, true) => &[SegmentKind::Embedding, SegmentKind::Block],
+        (SegmentKind::Block, false) => &[SegmentKind::Block, SegmentKind::Head],
     }
 }
 
@@ -308,30 +339,47 @@ impl NeighbourWeights {
 }
 
 impl Reach {
-    fn of(part: &ForwardParts) -> Reach {
-        let end = part.slots() - 1;
-        let communicating = part.communicating_slots(|_| true);
+    fn of(part: &PassParts, pass: usize) -> Reach {
+        let PassTimes { gemms, slots, .. } = &part.passes[pass];
+        let end = slots - 1;
+        let communicating = part.communicating_slots(pass, |_| true);
         // Slots are in order, so that no later one reaches further back, and no earlier one further ahead.
         let mut from = None;
         let mut first_before = |end: usize| {
             let candidates = communicating.iter().rev().copied();
             let mut candidates = candidates.filter(|slot| *slot <= end && from < Some(*slot));
-            from = candidates.find(|slot| part.always_communicates(*slot..=end)).or(from);
+            from = candidates.find(|slot| part.always_communicates(pass, *slot..=end)).or(from);
             from
         };
-        let first = part.gemms.iter().map(|gemm| first_before(gemm - 1)).collect();
+        let first = gemms.iter().map(|gemm| first_before(gemm - 1)).collect();
         let first_of_next = first_before(end);
         let mut to = None;
         let mut last_after = |begin: usize| {
             let is_nearer = |slot: usize| to.is_none_or(|to| slot < to);
             let mut candidates =
                 communicating.iter().copied().filter(|slot| *slot >= begin && is_nearer(*slot));
-            to = candidates.find(|slot| part.always_communicates(begin..=*slot)).or(to);
+            to = candidates.find(|slot| part.always_communicates(pass, begin..=*slot)).or(to);
             to
         };
         let mut last: Vec<Option<usize>> =
-            part.gemms.iter().rev().map(|gemm| last_after(gemm + 1)).collect();
+            gemms.iter().rev().map(|gemm| last_after(gemm + 1)).collect();
         last.reverse();
         Reach { first, first_of_next, last, last_of_previous: last_after(0) }
+    }
+
+    /// The first slot that can be beside collectives of the next segment, after a GEMM there or before all of these.
+    fn at_end(&self, after_gemm: bool) -> Option<usize> {
+        match after_gemm {
+            true => self.first_of_next,
+            false => self.first.last().copied().flatten(),
+        }
+    }
+
+    /// The last slot that can be beside collectives of the segment before, before a GEMM there or after all of these.
+    fn at_begin(&self, before_gemm: bool) -> Option<usize> {
+        match before_gemm {
+            true => self.last_of_previous,
+            false => self.last.first().copied().flatten(),
+        }
     }
 }

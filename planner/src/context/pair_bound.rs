@@ -3,7 +3,7 @@
 //! The bound of a division counts each collective as if computation hid it. Other weights of computation and
 //! collectives give other bounds of the same plans. The largest is sought on a grid, one weight after the other: as the least of sums
 //! that are linear in each weight, the bound is concave in it. These are weights of whole passes. From the largest bound on the grid,
-//! [weights of their own](super::op_weights) for each op of forward passes are [sought](super::op_weight_search), with each price of
+//! [weights of their own](super::op_weights) for each op are [sought](super::op_weight_search), with each price of
 //! memory. With the best of these, [means of cases](super::collective_mean) of the collectives over the data axis are bounds too.
 
 use narrows_cost_model::StepWeights;
@@ -12,13 +12,12 @@ use narrows_plan::graph::SegmentKind;
 
 use super::bounds::LayoutBound;
 use super::collective_bound::CollectiveBounds;
-use super::op_weight_program::StepCosts;
-use super::op_weight_search::OpWeightSearch;
-use super::op_weights::WeightedForward;
+use super::op_weight_search::{OpWeightSearch, PartCosts};
+use super::op_weights::WeightedPasses;
 use super::pair_segments::STEPS;
 use super::solver::ContextSolver;
 use crate::pipeline::{EmbeddingAndHead, in_flight_in_chunk};
-use crate::segment::{ForwardParts, SegmentSolver};
+use crate::segment::{PASSES, PassCosts, PassParts, SegmentSolver};
 
 /// Times of blocks are raised by this multiple of what the incumbent has more than the bound with one weight.
 const SLACK: f64 = 1.5;
@@ -60,9 +59,9 @@ impl ContextSolver<'_> {
         }
         if largest < incumbent {
             let segments = self.pair_segments.weighted(self.segments, weights);
-            let weight = weights[0] as f64 / STEPS as f64;
+            let weights = weights.map(|weight| weight as f64 / STEPS as f64);
             let known = [largest, incumbent];
-            largest = self.bound_with_op_weights(context, (layout, segments, weight), known);
+            largest = self.bound_with_op_weights(context, (layout, segments, weights), known);
         }
         if largest >= incumbent {
             return LayoutBound::NoImprovement;
@@ -70,12 +69,12 @@ impl ContextSolver<'_> {
         bound.raised_to(largest)
     }
 
-    /// The largest of bounds with weights of their own for each op of forward passes, or a known one if that is larger, in seconds. The
-    /// search begins with one weight for all.
+    /// The largest of bounds with weights of their own for each op, or a known one if that is larger, in seconds. The search begins with
+    /// one weight for all in each direction.
     fn bound_with_op_weights(
         &self,
         context: &Context,
-        (layout, segments, weight): (&EmbeddingAndHead, &SegmentSolver, f64),
+        (layout, segments, weights): (&EmbeddingAndHead, &SegmentSolver, [f64; PASSES]),
         [known, incumbent]: [f64; 2],
     ) -> f64 {
         let Some(slowdown) = segments.prices(context).overlap_slowdown() else { return known };
@@ -83,10 +82,10 @@ impl ContextSolver<'_> {
             return known;
         }
         let specs = layout.specs(segments.shape_count());
-        let Some(parts) = segments.forward_parts(&specs, context) else { return known };
+        let Some(parts) = segments.pass_parts(&specs, context) else { return known };
         let is_interrupted = || self.out_of_time();
-        let forward = WeightedForward::new(parts, slowdown);
-        let mut search = OpWeightSearch::new(forward, weight, &is_interrupted);
+        let passes = WeightedPasses::new(parts, slowdown);
+        let mut search = OpWeightSearch::new(passes, weights, &is_interrupted);
         let relaxed = self.relaxed_layout(context, layout);
         let rooms = self.block_rooms(context, &relaxed.embedding_and_head);
         let bounds = |costs| {
@@ -94,42 +93,52 @@ impl ContextSolver<'_> {
         };
         let of_one_weight = bounds(search.costs());
         let (bound, priced) = of_one_weight.largest_priced(&rooms, [0.0, incumbent]);
-        let slack = SLACK * (incumbent - bound) / segments.layer_shapes().len() as f64;
+        let blocks = segments.layer_shapes().len() as f64;
         let in_flight = in_flight_in_chunk(context, 0, 0);
-        let mut raised_at = |price: f64| {
-            let step_costs = |part: &ForwardParts| {
+        let mut raised_at = |pass: usize, price: f64, bound: f64| {
+            let part_costs = |part: &PassParts| {
                 let weights = of_one_weight.hidden_weights(part.spec);
-                let besides = StepWeights { forward: 0.0, ..weights };
+                let besides = StepWeights { forward: 0.0, backward: 0.0, ..weights };
                 let price = if part.spec.kind == SegmentKind::Block { price } else { 0.0 };
                 let segment = (part.spec, part.grouping);
                 let besides = segments.choice_costs(segment, context, &besides, (price, in_flight));
-                StepCosts { besides, passes: weights.forward }
+                PartCosts { besides, passes: [weights.forward, weights.backward] }
             };
-            search.raise(step_costs, slack);
+            search.raise(pass, part_costs, SLACK * (incumbent - bound) / blocks);
             search.costs()
         };
-        let mut largest = (known, None);
-        match priced {
+        let (mut largest, mut price) = ((known, None), 0.0);
+        let mut consider = |bound: f64, costs: PassCosts| {
+            if bound > largest.0 {
+                largest = (bound, Some(costs));
+            }
+            largest.0
+        };
+        let largest_of_forward = match priced {
             None => {
-                let costs = raised_at(0.0);
+                let costs = raised_at(0, price, bound);
                 let bound = bounds(costs.clone()).largest_within(&rooms, [known, incumbent]);
-                if bound > largest.0 {
-                    largest = (bound, Some(costs));
-                }
+                consider(bound, costs)
             }
             Some(mut room) => {
+                let mut largest = known;
                 room.raise([known, incumbent], Some(room.price), |room| {
                     if self.out_of_time() {
                         return None;
                     }
-                    let costs = raised_at(room.price);
+                    let costs = raised_at(0, room.price, bound);
                     let line = bounds(costs.clone()).line(room)?;
-                    if line.bound > largest.0 {
-                        largest = (line.bound, Some(costs));
-                    }
+                    largest = consider(line.bound, costs);
                     Some(line)
                 });
+                price = room.price;
+                largest
             }
+        };
+        if largest_of_forward < incumbent && !self.out_of_time() {
+            let costs = raised_at(1, price, largest_of_forward);
+            let within = [largest_of_forward, incumbent];
+            consider(bounds(costs.clone()).largest_within(&rooms, within), costs);
         }
         let (largest, costs) = largest;
         if largest >= incumbent || self.out_of_time() || costs.is_none() {
@@ -175,17 +184,19 @@ fn moved(mut weights: [usize; 2], axis: usize, is_up: bool) -> Option<[usize; 2]
 #[cfg(test)]
 mod tests {
     use narrows_cost_model::{Prices, instruction_spans};
-    use narrows_plan::Seconds;
     use narrows_plan::program::{Instr, Phase};
-    use narrows_plan::strategy::{Baseline, Rules};
+    use narrows_plan::strategy::{Baseline, Rules, Save, SegmentChoice};
+    use narrows_plan::{Bytes, Seconds};
 
     use crate::context::bound_checks::{HasBound, for_each_plan};
     use crate::context::op_weights::OpWeights;
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
-    use crate::request::Request;
-    use crate::segment::{PairPrices, PairWeights, SegmentSpec, SolvedSegment};
+    use crate::request::{MemoryLimit, Request};
+    use crate::segment::{
+        NodeOfPass, PairPrices, PairWeights, PassWork, SegmentSpec, SolvedSegment,
+    };
     use crate::slower_links;
 
     use super::*;
@@ -211,33 +222,39 @@ mod tests {
         let sums = std::array::from_fn(|step| {
             let weight = step as f64 / STEPS as f64;
             let weights = PairPrices::Bound(PairWeights { forward: weight, backward: weight });
-            let time =
-                |instr: &Instr| weights.kernel_time(&instr.kernel(), phase, slowdown, prices);
+            let work = match phase {
+                Phase::Forward => PassWork::Forward,
+                _ => PassWork::Backward,
+            };
+            let time = |instr: &Instr| weights.kernel_time(&instr.kernel(), work, slowdown, prices);
             instructions.iter().map(time).sum::<Seconds>().0
         });
         (end, sums)
     }
 
-    /// The time of a plan's forward pass with these weights, for both microbatches.
-    fn weighted_forward(
-        forward: &WeightedForward,
+    /// The times of a plan's passes with these weights, for both microbatches.
+    fn weighted_passes(
+        passes: &WeightedPasses,
         weights: &OpWeights,
         plan: &FeasiblePlan,
         specs: &[SegmentSpec],
-    ) -> f64 {
+    ) -> [f64; PASSES] {
         let ModelDecisions { embedding, stages, head, .. } = &plan.decisions;
         let of_segment = |spec: SegmentSpec, solved: &SolvedSegment| {
-            forward.time(weights, (spec, solved.grouping), &solved.choice).expect("a decision")
+            passes.times(weights, (spec, solved.grouping), &solved.choice).expect("a decision")
         };
         let [block, embedding_spec, head_spec] = specs else { panic!("blocks of one shape") };
-        let blocks: f64 = stages[0].iter().map(|solved| of_segment(*block, solved)).sum();
-        2.0 * (blocks + of_segment(*embedding_spec, embedding) + of_segment(*head_spec, head))
+        let blocks = stages[0].iter().map(|solved| of_segment(*block, solved));
+        let ends = [of_segment(*embedding_spec, embedding), of_segment(*head_spec, head)];
+        blocks.chain(ends).fold([0.0; PASSES], |sum, of_segment| {
+            [0, 1].map(|pass| sum[pass] + 2.0 * of_segment[pass])
+        })
     }
 
-    /// Whatever weights the ops have, and however the decisions are divided, no forward pass takes less than the weighted sum of its
-    /// kernels. With the weights that the search finds, some take hardly more.
+    /// Whatever weights the ops have, and however the decisions are divided, no pass takes less than the weighted sum of its kernels.
+    /// With the weights that the search finds, some take hardly more.
     #[test]
-    fn no_forward_pass_is_faster_than_with_weights_of_its_ops() {
+    fn no_pass_is_faster_than_with_weights_of_its_ops() {
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = |below: u64| {
             random ^= random << 13;
@@ -245,18 +262,22 @@ mod tests {
             random ^= random << 17;
             random % below
         };
-        let (mut checked, mut tightest, mut gain) = (0, f64::INFINITY, 0.0_f64);
+        let (mut checked, mut recomputing) = (0, 0);
+        let (mut tightest, mut gain) = ([f64::INFINITY; PASSES], [0.0_f64; PASSES]);
         let all = Baseline::Auto;
         let with_sharded_tokens = Baseline::of_dense_model(true);
-        for (name, slower, baseline) in [
-            ("llama-350m", 4.0, all),
-            ("llama-350m", 1.0, with_sharded_tokens),
-            ("cola-350m", 4.0, all),
-            ("cola-350m", 1.0, all),
+        let unlimited = MemoryLimit::None;
+        let limit = |mib: u64| MemoryLimit::Bytes(Bytes(mib << 20));
+        for (name, slower, baseline, memory_limit) in [
+            ("llama-350m", 4.0, all, unlimited),
+            ("llama-350m", 1.0, with_sharded_tokens, limit(4000)),
+            ("cola-350m", 4.0, all, limit(3000)),
+            ("cola-350m", 12.0, all, unlimited),
+            ("cola-350m", 1.0, all, unlimited),
         ] {
             let request = slower_links::request(name, [slower, 1.0], [4, 32, 2048]);
             let rules = Rules { baseline, ..request.rules };
-            let request = Request { tensor: Some(4), rules, ..request };
+            let request = Request { tensor: Some(4), memory_limit, rules, ..request };
             let segments = SegmentSolver::new(&request, Deadline::none());
             let solver = ContextSolver::new(&request, &segments);
             let in_pairs = |context: &Context| context.overlap_microbatch_pairs;
@@ -270,22 +291,25 @@ mod tests {
                     let layout = (plan.decisions.boundary, None);
                     let layout = EmbeddingAndHead::fastest(&segments, &context, layout);
                     let specs = layout.expect("a layout").specs(segments.shape_count());
-                    let parts = segments.forward_parts(&specs, &context).expect("narrow segments");
-                    let mut forward = WeightedForward::new(parts, slowdown);
+                    let parts = segments.pass_parts(&specs, &context).expect("narrow segments");
+                    let mut passes = WeightedPasses::new(parts, slowdown);
                     // Divided by some collectives, the bounds of the decisions with and without these are tighter.
                     for _ in 0..next(6) {
-                        let index = next(forward.parts().len() as u64) as usize;
-                        let nodes = forward.parts()[index].nodes.len() as u64;
-                        forward.divide(index, next(nodes) as usize);
+                        let index = next(passes.parts().len() as u64) as usize;
+                        let pass = next(2) as usize;
+                        let nodes = passes.parts()[index].passes[pass].nodes.len() as u64;
+                        passes.divide(index, NodeOfPass { pass, node: next(nodes) as usize });
                     }
                     let chunk = &plan.program.program().stages[0].chunks[0];
-                    let (end, _) = pass(chunk.instructions(Phase::Forward), Phase::Forward, prices);
-                    let mut all: Vec<OpWeights> =
-                        (0..=2).map(|weight| forward.uniform(f64::from(weight) / 2.0)).collect();
+                    let ends = [Phase::Forward, Phase::Backward]
+                        .map(|phase| pass(chunk.instructions(phase), phase, prices).0);
+                    let mut all: Vec<OpWeights> = (0..=2)
+                        .map(|weight| passes.uniform([f64::from(weight) / 2.0; PASSES]))
+                        .collect();
                     for _ in 0..24 {
-                        let (changes, mut weights) = (1 + next(8), forward.uniform(0.0));
+                        let (changes, mut weights) = (1 + next(8), passes.uniform([0.0; PASSES]));
                         let mut last = [1.0; 2];
-                        for of_slot in weights.iter_mut().flatten() {
+                        for of_slot in weights.iter_mut().flatten().flatten() {
                             if next(24) < changes {
                                 last = [next(3), next(3)].map(|weight| weight as f64 / 2.0);
                             }
@@ -293,31 +317,47 @@ mod tests {
                         }
                         all.push(weights);
                     }
-                    let sum = |forward: &WeightedForward, weights: &OpWeights| {
-                        let sum = weighted_forward(forward, weights, &plan, &specs);
-                        assert!(sum <= end * (1.0 + 1e-9), "{name}, {context:?}: {sum}, {end}");
-                        sum
+                    let sums = |passes: &WeightedPasses, weights: &OpWeights| {
+                        let sums = weighted_passes(passes, weights, &plan, &specs);
+                        for (sum, end) in sums.iter().zip(ends) {
+                            let is_bound = *sum <= end * (1.0 + 1e-9);
+                            assert!(is_bound, "{name}, {context:?}: {sums:?}, {ends:?}");
+                        }
+                        sums
                     };
-                    let sums: Vec<f64> = all.iter().map(|weights| sum(&forward, weights)).collect();
-                    let step_costs = |part: &ForwardParts| StepCosts {
-                        besides: part.backward.to_vec(),
-                        passes: 1.0,
+                    let of_all: Vec<[f64; PASSES]> =
+                        all.iter().map(|weights| sums(&passes, weights)).collect();
+                    let saves = plan.decisions.stages[0].iter().map(|solved| &solved.choice);
+                    let recomputes = |choice: &SegmentChoice| {
+                        choice.flows.iter().any(|flow| flow.saves.contains(&Save::Recomputed))
                     };
-                    let mut search = OpWeightSearch::new(forward, 0.5, &|| false);
-                    search.raise(step_costs, 0.1 * end);
-                    let (forward, weights) = search.into_weights();
-                    let raised = sum(&forward, &weights);
-                    let largest = |sums: &[f64]| sums.iter().copied().fold(raised, f64::max);
-                    tightest = tightest.min(end / largest(&sums));
-                    let of_one_weight = sums[..3].iter().copied().fold(0.0, f64::max);
-                    gain = gain.max(raised / of_one_weight);
+                    recomputing += usize::from(saves.into_iter().any(|choice| recomputes(choice)));
+                    let part_costs = |part: &PassParts| {
+                        let choices: usize = part.passes[0].computation.iter().map(Vec::len).sum();
+                        PartCosts { besides: vec![0.0; choices], passes: [1.0; PASSES] }
+                    };
+                    let mut search = OpWeightSearch::new(passes, [0.5; PASSES], &|| false);
+                    for (pass, end) in ends.into_iter().enumerate() {
+                        search.raise(pass, part_costs, 0.1 * end);
+                    }
+                    let (passes, weights) = search.into_weights();
+                    let raised = sums(&passes, &weights);
+                    for pass in 0..PASSES {
+                        let largest = |sums: &[[f64; PASSES]]| {
+                            sums.iter().map(|sums| sums[pass]).fold(0.0, f64::max)
+                        };
+                        let best = largest(&of_all).max(raised[pass]);
+                        tightest[pass] = tightest[pass].min(ends[pass] / best);
+                        gain[pass] = gain[pass].max(raised[pass] / largest(&of_all[..3]));
+                    }
                     checked += 1;
                 }
             }
         }
-        assert!(checked > 20, "{checked} plans");
-        assert!(tightest < 1.01, "no pass within {tightest} of a sum");
-        assert!(gain > 1.05, "weights of their own for ops raise no sum by more than {gain}");
+        assert!(checked > 20 && recomputing > 5, "{checked} plans, {recomputing} recompute");
+        assert!(tightest.iter().all(|of| *of < 1.01), "no pass within {tightest:?} of a sum");
+        let is_raised = gain[0] > 1.05 && gain[1] > 1.02;
+        assert!(is_raised, "weights of their own for ops raise no sum by more than {gain:?}");
     }
 
     /// Whatever collectives over the data axis take longer than the passes that they overlap with, no plan in pairs is faster than
@@ -337,7 +377,7 @@ mod tests {
                 let layout = layout.expect("the layout of a plan");
                 for step in [0, STEPS] {
                     let segments = solver.pair_segments.weighted(solver.segments, [step, 0]);
-                    let start = (&layout, segments, step as f64 / STEPS as f64);
+                    let start = (&layout, segments, [step as f64 / STEPS as f64, 0.0]);
                     let [known, incumbent] = [0.85, 1.05].map(|share| share * plan.time.0);
                     let bound = solver.bound_with_op_weights(context, start, [known, incumbent]);
                     assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}: {bound}");

@@ -12,7 +12,7 @@ use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, Multipliers, PipelineOverheads};
 use crate::request::MemoryLimit;
-use crate::segment::{ForwardCosts, SegmentSolver, SegmentSpec};
+use crate::segment::{PassCosts, SegmentSolver, SegmentSpec};
 
 /// A layout of embedding and head of which bounds hold for all of its solutions.
 pub(super) struct RelaxedLayout {
@@ -154,16 +154,16 @@ impl ContextSolver<'_> {
         })
     }
 
-    /// The same of one stage, with the times of these segments and these costs of forward passes, where there are such.
+    /// The same of one stage, with the times of these segments and these costs of passes, where there are such.
     pub(super) fn mean_of_collectives(
         &self,
         segments: &SegmentSolver,
         context: &Context,
-        (layout, forward): (&RelaxedLayout, Option<ForwardCosts>),
+        (layout, passes): (&RelaxedLayout, Option<PassCosts>),
         incumbent: f64,
     ) -> f64 {
         let RelaxedLayout { embedding_and_head, overheads } = layout;
-        let Some(step) = CollectiveStep::with_overheads(segments, context, overheads, forward)
+        let Some(step) = CollectiveStep::with_overheads(segments, context, overheads, passes)
         else {
             return 0.0;
         };

@@ -9,7 +9,7 @@ use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{BucketSplit, Bytes, Context, Seconds};
 
 use super::cache::{PassTimesCache, StepPhaseBounds};
-use super::forward_parts::ForwardCosts;
+use super::pass_parts::{PASSES, PassCosts};
 use super::prepared::PreparedSegment;
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
@@ -76,13 +76,13 @@ impl SegmentSolver<'_> {
         Some(self.min_weighted_cost(spec, context, (weights, None), None)?[0])
     }
 
-    /// The same with other costs of forward passes, where there are such, and with `multiplier` seconds for each byte with these
+    /// The same with other costs of passes, where there are such, and with `multiplier` seconds for each byte with these
     /// microbatches in flight; and the bytes of these decisions: 0 without a multiplier, and where the segment is too wide for elimination.
     pub(crate) fn min_weighted_cost(
         &self,
         spec: SegmentSpec,
         context: &Context,
-        costs: (&StepWeights, Option<&ForwardCosts>),
+        costs: (&StepWeights, Option<&PassCosts>),
         memory: Option<(f64, InFlight)>,
     ) -> Option<[f64; 2]> {
         let CheapestDecisions { cost, bytes, .. } =
@@ -95,15 +95,15 @@ impl SegmentSolver<'_> {
         &self,
         spec: SegmentSpec,
         context: &Context,
-        (weights, forward): (&StepWeights, Option<&ForwardCosts>),
+        (weights, passes): (&StepWeights, Option<&PassCosts>),
         memory: Option<(f64, InFlight)>,
     ) -> Option<CheapestDecisions> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
-            let forward = forward.and_then(|costs| costs.get(&(spec, *grouping)));
-            let besides = StepWeights { forward: 0.0, ..*weights };
-            let weighted = if forward.is_some() { &besides } else { weights };
+            let passes = passes.and_then(|costs| costs.get(&(spec, *grouping)));
+            let besides = StepWeights { forward: 0.0, backward: 0.0, ..*weights };
+            let weighted = if passes.is_some() { &besides } else { weights };
             let mut costs = prepared.priced.weighted_times(&step_phases, weighted).concat();
             let bytes = memory.map_or_else(Vec::new, |(multiplier, in_flight)| {
                 let bytes = prepared.priced.bytes(&step_phases, in_flight);
@@ -111,18 +111,21 @@ impl SegmentSolver<'_> {
                 of_choices.for_each(|(cost, bytes)| *cost += multiplier * bytes.as_f64());
                 bytes
             });
-            let cheapest = match forward {
+            let cheapest = match passes {
                 None => prepared.cheapest(&costs),
-                Some(forward) => {
-                    let with = |forward: &Vec<f64>| {
-                        // Decisions that are left out stay so where forward passes do not count.
-                        let both = costs.iter().zip(forward).map(|(cost, forward)| {
-                            let of_pass = weights.forward * forward;
-                            cost + if forward.is_finite() { of_pass } else { f64::INFINITY }
+                Some(parts) => {
+                    let with = |[forward, backward]: &[Vec<f64>; PASSES]| {
+                        let of_passes = forward.iter().zip(backward).map(|(forward, backward)| {
+                            // Decisions that are left out stay so where a pass does not count.
+                            match forward.is_finite() && backward.is_finite() {
+                                true => weights.forward * forward + weights.backward * backward,
+                                false => f64::INFINITY,
+                            }
                         });
-                        prepared.cheapest(&both.collect::<Vec<_>>())
+                        let all = costs.iter().zip(of_passes).map(|(cost, passes)| cost + passes);
+                        prepared.cheapest(&all.collect::<Vec<_>>())
                     };
-                    forward.iter().filter_map(with).min_by(|a, b| a.cost.total_cmp(&b.cost))
+                    parts.iter().filter_map(with).min_by(|a, b| a.cost.total_cmp(&b.cost))
                 }
             }?;
             let chosen = cheapest.assignment.iter().zip(&bytes);
@@ -152,19 +155,19 @@ impl SegmentSolver<'_> {
         costs
     }
 
-    /// The times of these decisions of a segment, with other costs of forward passes where there are such; `None` where the segment
-    /// is too wide for elimination.
+    /// The times of these decisions of a segment, with other costs of passes where there are such; `None` where the segment is too
+    /// wide for elimination.
     pub(crate) fn part_times(
         &self,
         spec: SegmentSpec,
         context: &Context,
         decisions: &CheapestDecisions,
-        forward: Option<&ForwardCosts>,
+        passes: Option<&PassCosts>,
     ) -> Option<PartTimes> {
         let prepared = self.prepare(spec, decisions.grouping, context);
         let step_phases = self.step_phases(&prepared, (spec, decisions.grouping), context);
         prepared.order.as_ref()?;
-        let forward = forward.and_then(|costs| costs.get(&(spec, decisions.grouping)));
+        let passes = passes.and_then(|costs| costs.get(&(spec, decisions.grouping)));
         let counts = prepared.priced.choice_counts();
         // The costs of all nodes follow one after the other.
         let chosen = |costs: &[f64]| {
@@ -176,12 +179,16 @@ impl SegmentSolver<'_> {
             };
             nodes.map(of_node).sum::<f64>()
         };
-        Some(PartTimes::of(|weights| match forward.filter(|_| weights.forward > 0.0) {
-            None => chosen(&prepared.priced.weighted_times(&step_phases, weights).concat()),
-            Some(costs) => {
-                let of_part = |costs: &Vec<f64>| chosen(costs);
-                weights.forward * costs.iter().map(of_part).fold(f64::INFINITY, f64::min)
-            }
+        // The cheapest part that has these decisions, if costs of passes are given.
+        let of_passes = passes.map(|parts| {
+            let of_part = |part: &[Vec<f64>; PASSES]| part.each_ref().map(|costs| chosen(costs));
+            let least = |a: [f64; PASSES], b: [f64; PASSES]| [a[0].min(b[0]), a[1].min(b[1])];
+            parts.iter().map(of_part).fold([f64::INFINITY; PASSES], least)
+        });
+        Some(PartTimes::of(|weights| match of_passes {
+            Some([forward, _]) if weights.forward > 0.0 => weights.forward * forward,
+            Some([_, backward]) if weights.backward > 0.0 => weights.backward * backward,
+            _ => chosen(&prepared.priced.weighted_times(&step_phases, weights).concat()),
         }))
     }
 

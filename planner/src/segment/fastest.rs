@@ -188,8 +188,9 @@ impl SegmentSolver<'_> {
         let prepared = self.prepare(spec, grouping, context);
         let kernel_price = self.price(context);
         let prices = self.prices(context).streams(&kernel_price);
-        let [forward, backward] = self.pass_prices(context);
-        let pass_prices = self.prices(context).streams(&forward).with_backward(&backward);
+        let [forward, backward, recompute] = self.pass_prices(context);
+        let pass_prices =
+            self.prices(context).streams(&forward).with_backward(&backward, &recompute);
         let passes = prepared.solution(assignment, pass_prices);
         let choice = passes.choice.clone();
         let PassSolution { mut time, kept, deferred, .. } = *passes;

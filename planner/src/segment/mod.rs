@@ -5,13 +5,13 @@ mod cache;
 mod context_keys;
 mod elimination_orders;
 mod fastest;
-mod forward_parts;
 mod hull_cache;
 mod hulls;
 mod keys;
 mod model_layers;
 mod pair_prices;
 mod pass_lines;
+mod pass_parts;
 mod passes;
 mod prepared;
 mod solver;
@@ -20,10 +20,14 @@ mod spec;
 pub(crate) use bounds::CheapestDecisions;
 pub(crate) use cache::SegmentCache;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
-pub(crate) use forward_parts::{ForwardCosts, ForwardNode, ForwardParts};
 pub(crate) use keys::PassKey;
+#[cfg(test)]
+pub(crate) use pair_prices::PassWork;
 pub(crate) use pair_prices::{ExposedShares, PairPrices, PairWeights};
 pub(crate) use pass_lines::RelaxedPasses;
+pub(crate) use pass_parts::{
+    NodeOfPass, PASSES, PassCosts, PassNode, PassParts, PassTimes, Recomputation,
+};
 pub(crate) use passes::LeastPasses;
 pub use solver::SegmentSolver;
 pub use spec::{SegmentSpec, SolvedSegment};

@@ -15,7 +15,6 @@
 use narrows_cost_model::{OverlapSlowdown, Prices};
 use narrows_plan::Seconds;
 use narrows_plan::kernel::{Collective, CollectiveKind, Kernel};
-use narrows_plan::program::Phase;
 
 /// Times that kernels count with in passes of two microbatches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,8 +23,19 @@ pub(crate) enum PairPrices {
     Bound(PairWeights),
     /// Computation with its time, and collectives with shares of their time more than in the bound without weights.
     Exposed(ExposedShares),
-    /// The kernels of one class in forward passes with their time, and all others with none.
-    Forward(KernelClass),
+    /// The kernels of one class in one kind of work with their time, and all others with none.
+    Only(KernelClass, PassWork),
+}
+
+/// Work of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PassWork {
+    /// Forward passes.
+    Forward,
+    /// Backward passes, but for recomputation and for zeroing sums of gradients.
+    Backward,
+    /// Recomputation of values in backward passes, and zeroing sums of gradients: its place depends on all choices.
+    Recompute,
 }
 
 /// Kernels of one of the two streams.
@@ -67,7 +77,7 @@ impl PairPrices {
     pub(crate) fn kernel_time(
         self,
         kernel: &Kernel,
-        phase: Phase,
+        work: PassWork,
         slowdown: OverlapSlowdown,
         prices: &Prices,
     ) -> Seconds {
@@ -75,14 +85,14 @@ impl PairPrices {
         let exposed = |share: f64| hidden_cost + share * (1.0 - hidden_cost);
         let class = KernelClass::of(kernel);
         let factor = match (self, class) {
-            (PairPrices::Bound(weights), KernelClass::Collectives) => exposed(weights.of(phase)),
+            (PairPrices::Bound(weights), KernelClass::Collectives) => exposed(weights.of(work)),
             (PairPrices::Bound(_), KernelClass::Computation)
                 if matches!(kernel, Kernel::Collective(_)) =>
             {
                 1.0
             }
             (PairPrices::Bound(weights), KernelClass::Computation) => {
-                1.0 - weights.of(phase) * (1.0 - slowdown.hidden_computation_cost())
+                1.0 - weights.of(work) * (1.0 - slowdown.hidden_computation_cost())
             }
             (PairPrices::Exposed(shares), KernelClass::Collectives) => match kernel {
                 Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, .. }) => {
@@ -91,10 +101,9 @@ impl PairPrices {
                 _ => exposed(shares.others),
             },
             (PairPrices::Exposed(_), KernelClass::Computation) => 1.0,
-            (PairPrices::Forward(only), class) => match phase == Phase::Forward && class == only {
-                true => 1.0,
-                false => 0.0,
-            },
+            (PairPrices::Only(of_class, of_work), class) => {
+                if (of_class, of_work) == (class, work) { 1.0 } else { 0.0 }
+            }
         };
         prices.kernel_time(kernel) * factor
     }
@@ -112,8 +121,8 @@ impl KernelClass {
 }
 
 impl PairWeights {
-    fn of(self, phase: Phase) -> f64 {
-        if phase == Phase::Forward { self.forward } else { self.backward }
+    fn of(self, work: PassWork) -> f64 {
+        if work == PassWork::Forward { self.forward } else { self.backward }
     }
 }
 

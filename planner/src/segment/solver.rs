@@ -10,7 +10,6 @@ use narrows_plan::graph::{
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
-use narrows_plan::program::Phase;
 use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{Context, Kernel, Seconds};
 use rustc_hash::FxHashMap;
@@ -19,7 +18,7 @@ use super::cache::{AlternativesCache, FastestSolution, PricedCache, SegmentCache
 use super::hull_cache::Hulls;
 use super::keys::{StepKey, ops_key};
 use super::model_layers::ModelLayers;
-use super::pair_prices::PairPrices;
+use super::pair_prices::{PairPrices, PassWork};
 use super::prepared::PreparedSegment;
 use super::spec::SegmentSpec;
 use crate::deadline::Deadline;
@@ -308,8 +307,8 @@ impl<'a> SegmentSolver<'a> {
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
         let alternatives_key = (spec, grouping, AlternativesContext::of(&shared));
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
-        let [forward, backward] = self.pass_prices(context);
-        let prices = self.prices(context).streams(&forward).with_backward(&backward);
+        let [forward, backward, recompute] = self.pass_prices(context);
+        let prices = self.prices(context).streams(&forward).with_backward(&backward, &recompute);
         let prepared = match similar {
             Some(similar) => {
                 let priced = similar.priced.in_context(shared, op_times, prices);
@@ -343,8 +342,8 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.op_times).get(&key) {
             return cached.clone();
         }
-        let [forward, backward] = self.pass_prices(&pass_key.0);
-        let prices = self.prices(context).streams(&forward).with_backward(&backward);
+        let [forward, backward, recompute] = self.pass_prices(&pass_key.0);
+        let prices = self.prices(context).streams(&forward).with_backward(&backward, &recompute);
         let times = OpTimes::new(&self.space(spec, grouping, pass_key.0), prices);
         lock(&self.priced.op_times).entry(key).or_insert(times).clone()
     }
@@ -371,14 +370,14 @@ impl<'a> SegmentSolver<'a> {
         |kernel| self.prices(context).kernel_time(kernel)
     }
 
-    /// Prices of kernels in forward and in backward passes. Where passes run two microbatches, a collective of one overlaps with
-    /// the computation of the other: how much of that there is depends on all choices.
-    pub(super) fn pass_prices(&self, context: &Context) -> [impl Fn(&Kernel) -> Seconds + Sync; 2] {
+    /// Prices of kernels in forward and in backward passes, and of those that recompute values in the latter. Where passes run two
+    /// microbatches, a collective of one overlaps with the computation of the other: how much of that there is depends on all choices.
+    pub(super) fn pass_prices(&self, context: &Context) -> [impl Fn(&Kernel) -> Seconds + Sync; 3] {
         let prices = self.prices(context);
         let slowdown = prices.overlap_slowdown().filter(|_| context.overlap_microbatch_pairs);
-        [Phase::Forward, Phase::Backward].map(|phase| {
+        [PassWork::Forward, PassWork::Backward, PassWork::Recompute].map(|work| {
             move |kernel: &Kernel| match slowdown {
-                Some(slowdown) => self.pair_prices.kernel_time(kernel, phase, slowdown, prices),
+                Some(slowdown) => self.pair_prices.kernel_time(kernel, work, slowdown, prices),
                 None => prices.kernel_time(kernel),
             }
         })
