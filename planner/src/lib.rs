@@ -22,6 +22,11 @@
 //! | `plan_writer`, `predict` | the plan file, and its prediction |
 //! | `alternatives`, `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
 
+/// The allocator of the command line, so that unit tests take no longer for allocations than searches do.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod alternatives;
 mod bottlenecks;
 mod bounded_context;
