@@ -161,7 +161,7 @@ fn a_comparison_gives_the_interval_of_the_next_step() {
     assert_eq!(steps["half_width_90"], interval["half_width_90"]);
     assert_eq!(steps["provenance"]["kind"], "measured");
     assert!(profile["executors"]["captured"].get("step_error").is_none());
-    // Every kernel is measured. A recomputed addition is not, and widens the interval where it is a bit faster.
+    // Quick calibrations measure no recomputed additions. A plan that has one has a wider interval.
     let planned = json(&format!(
         "plan --model cola-tiny --global-batch 4 --sequence-length 128 --recompute none --hardware {file}"
     ));
