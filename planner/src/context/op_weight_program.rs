@@ -17,7 +17,7 @@ use std::ops::RangeInclusive;
 
 use super::op_weights::{Beside, NeighbourWeights, SlotWeights, WeightedPasses, neighbours};
 use crate::segment::{PassNode, PassParts, PassTimes, Recomputation};
-use crate::solve::{LinearProgram, LinearRow, solve_relaxation};
+use crate::solve::{LinearProgram, LinearRow, Relaxation};
 
 /// The value of a program whose decisions cost the unit: numbers near it suit the tolerances of the library.
 const SCALE: f64 = 1e3;
@@ -103,6 +103,11 @@ pub(super) struct PartProgram<'a> {
     upper_bounds: Vec<f64>,
     rows: Vec<LinearRow>,
     cuts: Vec<Cut>,
+    /// The factor of all costs in the program.
+    scale: f64,
+    /// The program of the first so many cuts, once it is solved.
+    relaxation: Option<Relaxation>,
+    solved: usize,
 }
 
 /// The weights that are best over the known decisions.
@@ -133,6 +138,9 @@ impl<'a> PartProgram<'a> {
             communicating,
             rows: vec![],
             cuts: vec![],
+            scale: 1.0,
+            relaxation: None,
+            solved: 0,
         };
         program.limit_collectives();
         program.limit_ends();
@@ -262,34 +270,30 @@ impl<'a> PartProgram<'a> {
         self.cuts.push(Cut { choice, constant, terms });
     }
 
-    /// The best weights over the known decisions, whose costs are about `unit` seconds; `None` without costs, and where the library fails.
-    pub(super) fn solve(&self, unit: f64) -> Option<ProgramSolution> {
-        if unit <= 0.0 {
-            return None;
-        }
-        let value = self.upper_bounds.len();
-        let scale = SCALE / unit;
-        let mut rows = self.rows.clone();
-        rows.extend(self.cuts.iter().map(|cut| {
-            let scaled = cut.terms.iter().map(|(variable, term)| (*variable, -term * scale));
-            LinearRow {
-                terms: scaled.chain([(value, 1.0)]).collect(),
-                is_equality: false,
-                rhs: cut.constant * scale,
+    /// The best weights over the known decisions; `None` without costs, and where the library fails. The first decisions cost about
+    /// `unit` seconds.
+    pub(super) fn solve(&mut self, unit: f64) -> Option<ProgramSolution> {
+        let relaxation = match self.relaxation.take() {
+            Some(relaxation) => relaxation,
+            None if unit > 0.0 => {
+                (self.scale, self.solved) = (SCALE / unit, self.cuts.len());
+                Relaxation::solve(&self.program())?
             }
-        }));
-        let mut costs = vec![0.0; value + 1];
-        costs[value] = -1.0;
-        let mut upper_bounds = self.upper_bounds.clone();
-        upper_bounds.push(SCALE * SCALE);
-        let values = solve_relaxation(&LinearProgram { costs, upper_bounds, rows })?;
+            None => return None,
+        };
+        let new = &self.cuts[self.solved..];
+        let relaxation =
+            new.iter().try_fold(relaxation, |solved, cut| solved.with_row(&self.row(cut)))?;
+        self.solved = self.cuts.len();
+        let values = relaxation.values();
+        self.relaxation = Some(relaxation);
         let of_slot = |slot: usize| {
             [0, 1].map(|side| {
                 let weight = self.computation_in(side, slot).map(|variable| values[variable]);
                 weight.map_or(1.0, |weight| weight.clamp(0.0, 1.0))
             })
         };
-        let least = values[value] / scale;
+        let least = values[self.upper_bounds.len()] / self.scale;
         let cost = |cut: &Cut| {
             let terms = cut.terms.iter().map(|(variable, term)| term * values[*variable]);
             cut.constant + terms.sum::<f64>()
@@ -300,6 +304,26 @@ impl<'a> PartProgram<'a> {
             value: least,
             tight: tight.map(|cut| cut.choice.clone()).collect(),
         })
+    }
+
+    /// The program of the known decisions, whose last variable is z.
+    fn program(&self) -> LinearProgram {
+        let mut rows = self.rows.clone();
+        rows.extend(self.cuts.iter().map(|cut| self.row(cut)));
+        let mut costs = vec![0.0; self.upper_bounds.len()];
+        costs.push(-1.0);
+        let mut upper_bounds = self.upper_bounds.clone();
+        upper_bounds.push(SCALE * SCALE);
+        LinearProgram { costs, upper_bounds, rows }
+    }
+
+    fn row(&self, cut: &Cut) -> LinearRow {
+        let scaled = cut.terms.iter().map(|(variable, term)| (*variable, -term * self.scale));
+        LinearRow {
+            terms: scaled.chain([(self.upper_bounds.len(), 1.0)]).collect(),
+            is_equality: false,
+            rhs: cut.constant * self.scale,
+        }
     }
 }
 

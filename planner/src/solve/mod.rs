@@ -43,7 +43,7 @@ pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
 pub(crate) use hull::{
     Hull, RowWeights, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable, chord,
 };
-pub(crate) use ilp::{LinearProgram, LinearRow, solve_relaxation};
+pub(crate) use ilp::{LinearProgram, LinearRow, Relaxation};
 pub(crate) use mean_program::{
     MEAN_TOLERANCE, MEANS_MAX, MeanDecisions, MeanMultipliers, MeanProgram,
 };

@@ -1,10 +1,9 @@
-//! The integer programming library (microlp, through good_lp), behind one function.
+//! The linear programming library: integer programs by microlp through good_lp, and relaxations, which gain rows, by microlp itself.
 
 use std::time::{Duration, Instant};
 
 use good_lp::solvers::microlp::MicroLpProblem;
 use good_lp::solvers::{SolutionStatus, WithInitialSolution};
-use good_lp::variable::VariableDefinition;
 use good_lp::{
     Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap,
     WithTimeLimit, variable,
@@ -50,7 +49,7 @@ impl LinearProgram {
 /// `Σ coefficient·x ≤ rhs`, or `=`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LinearRow {
-    /// Variables with their coefficients.
+    /// Variables, each of them once, with their coefficients.
     pub terms: Vec<(usize, f64)>,
     /// Whether the row is an equality.
     pub is_equality: bool,
@@ -123,7 +122,7 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
             false => IlpAnswer::Infeasible,
         });
     }
-    let (mut model, variables) = build(program, VariableDefinition::integer);
+    let (mut model, variables) = build(program);
     if let Some(start) = request.start {
         model = model.with_initial_solution(variables.iter().copied().zip(start));
     }
@@ -156,18 +155,64 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
 /// The values of all variables of a program's relaxation, which may be fractions; `None` without a solution, or where the library
 /// fails.
 pub(crate) fn solve_relaxation(program: &LinearProgram) -> Option<Vec<f64>> {
-    let (model, variables) = build(program, |variable| variable);
-    let solution = model.solve().ok()?;
-    Some(variables.iter().map(|&x| solution.value(x)).collect())
+    Some(Relaxation::solve(program)?.values())
 }
 
-/// The library's model of a program with variables of this kind.
-fn build(
-    program: &LinearProgram,
-    kind: fn(VariableDefinition) -> VariableDefinition,
-) -> (MicroLpProblem, Vec<Variable>) {
+/// A solved relaxation, whose variables may be fractions. Rows can be added, and the solution is then the start of the next one.
+pub(crate) struct Relaxation {
+    variables: Vec<microlp::Variable>,
+    solution: microlp::Solution,
+}
+
+impl Relaxation {
+    /// Solves the relaxation of a program; `None` without a solution, or where the library fails.
+    pub(crate) fn solve(program: &LinearProgram) -> Option<Relaxation> {
+        let mut problem = microlp::Problem::new(microlp::OptimizationDirection::Minimize);
+        let all = program.costs.iter().zip(&program.upper_bounds);
+        let variables: Vec<_> =
+            all.map(|(cost, upper)| problem.add_var(*cost, (0.0, *upper))).collect();
+        for row in &program.rows {
+            let (terms, comparison) = of_library(row, &variables);
+            problem.add_constraint(terms, comparison, row.rhs);
+        }
+        let solution = problem.solve().ok()?.into_solution().ok()?;
+        Some(Relaxation { variables, solution })
+    }
+
+    /// Adds a row; `None` without a solution, or where the library fails.
+    pub(crate) fn with_row(self, row: &LinearRow) -> Option<Relaxation> {
+        let Relaxation { variables, solution } = self;
+        let (terms, comparison) = of_library(row, &variables);
+        let outcome = solution.add_constraint(terms, comparison, row.rhs).ok()?;
+        Some(Relaxation { variables, solution: outcome.into_solution().ok()? })
+    }
+
+    /// The values of all variables.
+    pub(crate) fn values(&self) -> Vec<f64> {
+        self.variables.iter().map(|&variable| self.solution.var_value(variable)).collect()
+    }
+}
+
+/// The terms of a row, and how the library compares them with its right-hand side.
+fn of_library(
+    row: &LinearRow,
+    variables: &[microlp::Variable],
+) -> (microlp::LinearExpr, microlp::ComparisonOp) {
+    let mut terms = microlp::LinearExpr::empty();
+    for &(variable, coefficient) in &row.terms {
+        terms.add(variables[variable], coefficient);
+    }
+    let comparison = match row.is_equality {
+        true => microlp::ComparisonOp::Eq,
+        false => microlp::ComparisonOp::Le,
+    };
+    (terms, comparison)
+}
+
+/// The library's model of a program in integers.
+fn build(program: &LinearProgram) -> (MicroLpProblem, Vec<Variable>) {
     let mut problem = ProblemVariables::new();
-    let mut add = |upper: &f64| problem.add(kind(variable()).min(0).max(*upper));
+    let mut add = |upper: &f64| problem.add(variable().integer().min(0).max(*upper));
     let variables: Vec<Variable> = program.upper_bounds.iter().map(&mut add).collect();
     let mut objective = Expression::with_capacity(variables.len());
     for (&x, &cost) in variables.iter().zip(&program.costs) {

@@ -20,7 +20,7 @@ use program::TableProgram;
 
 pub(super) use library::TIME_SCALE;
 pub(super) use library::{IlpAnswer, IlpRequest, IlpTermination, bytes_unit, solve_program};
-pub(crate) use library::{LinearProgram, LinearRow, solve_relaxation};
+pub(crate) use library::{LinearProgram, LinearRow, Relaxation, solve_relaxation};
 
 /// Bound and assignment of a table that are known before its integer program.
 #[derive(Clone, Debug)]
