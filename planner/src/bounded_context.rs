@@ -155,8 +155,8 @@ impl BoundedContext {
     /// Refines the bound by the memory limit.
     pub(crate) fn refine(&mut self, solver: &ContextSolver, incumbent: f64) {
         let cutoff = self.step_time_of(incumbent);
-        let bounds = solver.bounds(&self.context, cutoff);
         let before = self.step_time_bound();
+        let bounds = solver.bounds(&self.context, [before, cutoff]);
         self.bound = bounds.bound(cutoff).map(|refined| Seconds(refined.0.max(before)));
         self.bounds = Some(bounds);
     }

@@ -238,7 +238,7 @@ fn plan_within(
     limit: Bytes,
 ) -> Option<FeasiblePlan> {
     solve_within(request, segments, limit, |solver| {
-        let bounds = solver.bounds(context, f64::INFINITY);
+        let bounds = solver.bounds(context, [0.0, f64::INFINITY]);
         solver.solve(context, &bounds, f64::INFINITY).best.ok().flatten()
     })
 }

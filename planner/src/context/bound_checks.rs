@@ -58,7 +58,7 @@ pub(super) fn check_within_memory(
         let solver = ContextSolver::new(&request, &segments);
         let of_one_stage = |context: &Context| context.mesh.pipeline == 1 && has_bound(context);
         for context in contexts(&request).into_iter().filter(of_one_stage).step_by(9) {
-            let divided = solver.bounds(&context, f64::INFINITY);
+            let divided = solver.bounds(&context, [0.0, f64::INFINITY]);
             let Ok(Some(plan)) = solver.solve(&context, &divided, f64::INFINITY).best else {
                 continue;
             };

@@ -28,13 +28,6 @@ pub(crate) enum LayoutBound {
 }
 
 impl ContextBounds {
-    /// Number of layouts with a bound beyond that of a division.
-    #[cfg(test)]
-    pub(super) fn raised_layouts(&self) -> usize {
-        let is_raised = |bound: &LayoutBound| matches!(bound, LayoutBound::Bound { beyond_division, .. } if beyond_division.0 > 0.0);
-        self.layouts.iter().filter(|(_, bound)| is_raised(bound)).count()
-    }
-
     /// Lower bound on the plans of the context; `incumbent` where no layout can beat it.
     ///
     /// # Errors

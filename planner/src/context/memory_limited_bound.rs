@@ -172,7 +172,7 @@ mod tests {
                     .ops_bound(context)
                     .expect("fails only where the bound of the passes fails");
                 assert!(of_ops.0 <= bound.0, "{context:?}: {of_ops} from ops, {bound} from passes");
-                let bounds = solver.bounds(context, f64::INFINITY);
+                let bounds = solver.bounds(context, [0.0, f64::INFINITY]);
                 let Ok(Some(plan)) = solver.solve(context, &bounds, f64::INFINITY).best else {
                     continue;
                 };
@@ -186,7 +186,7 @@ mod tests {
                     without_limit.passes_bound(context, PassLinks::Own).expect("more memory").0;
                 raised += usize::from(bound.0 > least * (1.0 + 1e-3));
                 if context.schedule == PipelineSchedule::Interleaved {
-                    let least = without_limit.bounds(context, f64::INFINITY);
+                    let least = without_limit.bounds(context, [0.0, f64::INFINITY]);
                     let least = least.bound(f64::INFINITY).expect("more memory").0;
                     interleaved_raised += usize::from(divided > least * (1.0 + 1e-3));
                 }

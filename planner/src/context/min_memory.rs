@@ -125,7 +125,7 @@ impl ContextSolver<'_> {
             let cutoff = best.as_ref().map_or(incumbent, |plan| plan.time.0);
             let segments = self.segments.for_request(&request);
             let solver = ContextSolver::new(&request, &segments);
-            let bounds = solver.bounds(&context, cutoff);
+            let bounds = solver.bounds(&context, [0.0, cutoff]);
             let faster = solver.solve(&context, &bounds, cutoff).best.ok().flatten();
             // Where hardly any plan fits, the smallest one may be the only one that is found.
             let may_improve = published && bounds.bound(cutoff).is_ok_and(|bound| bound.0 < cutoff);

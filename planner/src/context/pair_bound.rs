@@ -6,6 +6,8 @@
 //! [weights of their own](super::op_weights) for each op are [sought](super::op_weight_search), with each price of
 //! memory. With the best of these, [means of cases](super::collective_mean) of the collectives over the data axis are bounds too.
 
+use std::mem;
+
 use narrows_cost_model::StepWeights;
 use narrows_plan::Context;
 use narrows_plan::graph::SegmentKind;
@@ -25,16 +27,40 @@ const SLACK: f64 = 1.5;
 const OP_WEIGHTS_FROM: f64 = 0.8;
 
 impl ContextSolver<'_> {
-    /// Raises the bound of a layout with pairs of microbatches.
-    pub(super) fn raise_pair_bound(
+    /// Raises the bounds of layouts with pairs of microbatches, which are sorted: the least first. Those after one that stays less than
+    /// the incumbent only need to be no less than it, and none are raised after one that stays at a `known` bound of the context.
+    pub(super) fn raise_pair_bounds(
+        &self,
+        context: &Context,
+        layouts: &mut [(EmbeddingAndHead, LayoutBound)],
+        [known, incumbent]: [f64; 2],
+    ) {
+        let mut enough = incumbent;
+        for (layout, bound) in layouts {
+            let time = bound.seconds();
+            if time >= enough {
+                break;
+            }
+            let raised = self.raised_pair_bound(context, layout, [time, enough]);
+            *bound = match raised < incumbent {
+                true => mem::replace(bound, LayoutBound::NoImprovement).raised_to(raised),
+                false => LayoutBound::NoImprovement,
+            };
+            enough = enough.min(raised);
+            if enough <= known {
+                break;
+            }
+        }
+    }
+
+    /// A larger bound of a layout with pairs of microbatches than the largest so far, in seconds. It is not raised beyond the second of
+    /// these.
+    fn raised_pair_bound(
         &self,
         context: &Context,
         layout: &EmbeddingAndHead,
-        bound: LayoutBound,
-        incumbent: f64,
-    ) -> LayoutBound {
-        let LayoutBound::Bound { time, .. } = bound else { return bound };
-        let mut largest = time.0;
+        [mut largest, enough]: [f64; 2],
+    ) -> f64 {
         let mut known = [[None; STEPS + 1]; STEPS + 1];
         known[0][0] = Some(largest);
         let mut weights = [0; 2];
@@ -42,11 +68,11 @@ impl ContextSolver<'_> {
             let before = weights;
             for (axis, is_up) in [(0, true), (0, false), (1, true), (1, false)] {
                 while let Some(next) = moved(weights, axis, is_up)
-                    && largest < incumbent
+                    && largest < enough
                     && !self.out_of_time()
                 {
                     let known = &mut known[next[0]][next[1]];
-                    let of_weights = || self.weighted_bound(context, layout, next, incumbent);
+                    let of_weights = || self.weighted_bound(context, layout, next, enough);
                     if *known.get_or_insert_with(of_weights) <= largest {
                         break;
                     }
@@ -57,16 +83,12 @@ impl ContextSolver<'_> {
                 break;
             }
         }
-        if largest < incumbent {
-            let segments = self.pair_segments.weighted(self.segments, weights);
-            let weights = weights.map(|weight| weight as f64 / STEPS as f64);
-            let known = [largest, incumbent];
-            largest = self.bound_with_op_weights(context, (layout, segments, weights), known);
+        if largest >= enough {
+            return largest;
         }
-        if largest >= incumbent {
-            return LayoutBound::NoImprovement;
-        }
-        bound.raised_to(largest)
+        let segments = self.pair_segments.weighted(self.segments, weights);
+        let weights = weights.map(|weight| weight as f64 / STEPS as f64);
+        self.bound_with_op_weights(context, (layout, segments, weights), [largest, enough])
     }
 
     /// The largest of bounds with weights of their own for each op, or a known one if that is larger, in seconds. The search begins with
@@ -402,9 +424,17 @@ mod tests {
             let solver = ContextSolver::new(&request, &segments);
             let in_pairs = |context: &Context| context.overlap_microbatch_pairs;
             for context in contexts(&request).into_iter().filter(in_pairs) {
-                let bounds = solver.bounds(&context, f64::INFINITY);
-                raised += bounds.raised_layouts();
+                let bounds = solver.bounds(&context, [0.0, f64::INFINITY]);
                 let bound = bounds.bound(f64::INFINITY).expect("a plan").0;
+                let of_layouts = bounds.layouts.iter().map(|(layout, bound)| {
+                    let known = bound.seconds();
+                    let raised = solver.raised_pair_bound(&context, layout, [known, f64::INFINITY]);
+                    [known, raised]
+                });
+                let of_layouts: Vec<[f64; 2]> = of_layouts.collect();
+                raised += of_layouts.iter().filter(|[known, raised]| raised > known).count();
+                let of_layouts = of_layouts.into_iter().map(|[_, raised]| raised);
+                let bound = bound.max(of_layouts.fold(f64::INFINITY, f64::min));
                 for plan in plans(&solver, &context) {
                     assert!(bound <= plan.time.0 * (1.0 + 1e-9), "{name}, {context:?}");
                     let chunk = &plan.program.program().stages[0].chunks[0];

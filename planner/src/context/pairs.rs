@@ -40,7 +40,7 @@ impl ContextSolver<'_> {
         let request = Request { rules, ..self.request.clone() };
         let segments = self.segments.for_request(&request);
         let solver = ContextSolver::new(&request, &segments);
-        let bounds = solver.bounds(context, progress.incumbent);
+        let bounds = solver.bounds(context, [0.0, progress.incumbent]);
         if let Ok(Some(plan)) = solver.solve(context, &bounds, progress.incumbent).best {
             progress.accept(plan);
         }

@@ -21,8 +21,8 @@ pub(super) struct RelaxedLayout {
 }
 
 impl ContextSolver<'_> {
-    /// Bounds on the plans of a context. Layouts that cannot beat `incumbent` are not divided.
-    pub(crate) fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
+    /// Bounds on the plans of a context, of which one is known, in seconds. Layouts that cannot beat `incumbent` are not divided.
+    pub(crate) fn bounds(&self, context: &Context, [known, incumbent]: [f64; 2]) -> ContextBounds {
         let mut of_layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
             let layout = (fastest.boundary, fastest.tied_weight);
@@ -53,12 +53,16 @@ impl ContextSolver<'_> {
                     false => LayoutBound::NoImprovement,
                 };
             }
-            if context.overlap_microbatch_pairs {
-                bound = self.raise_pair_bound(context, &fastest, bound, incumbent);
-            }
             of_layouts.push((fastest, bound));
         }
-        of_layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
+        let sort = |layouts: &mut Vec<(EmbeddingAndHead, LayoutBound)>| {
+            layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
+        };
+        sort(&mut of_layouts);
+        if context.overlap_microbatch_pairs {
+            self.raise_pair_bounds(context, &mut of_layouts, [known, incumbent]);
+            sort(&mut of_layouts);
+        }
         ContextBounds { layouts: of_layouts }
     }
 
@@ -219,9 +223,9 @@ mod tests {
                 [&request, &unlimited].map(|request| ContextSolver::new(request, &segments));
             let has_bound = |context: &Context| (2..=8).contains(&context.mesh.pipeline);
             for context in contexts(&request).into_iter().filter(has_bound).step_by(9) {
-                let bounds = solver.bounds(&context, f64::INFINITY);
+                let bounds = solver.bounds(&context, [0.0, f64::INFINITY]);
                 let Ok(divided) = bounds.bound(f64::INFINITY) else { continue };
-                let free = without_limit.bounds(&context, f64::INFINITY);
+                let free = without_limit.bounds(&context, [0.0, f64::INFINITY]);
                 let free = without_limit.solve(&context, &free, f64::INFINITY).bound.0;
                 let solved = solver.solve(&context, &bounds, f64::INFINITY);
                 let (Ok(Some(plan)), Seconds(bound)) = (solved.best, solved.bound) else {
