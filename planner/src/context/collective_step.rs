@@ -21,7 +21,8 @@
 //! With sharded parameters (ZeRO-2 and ZeRO-3), the weights of a block are gathered during the forward pass of the segment before
 //! it. During the backward pass of a segment, the weights of the block before it are gathered and the gradients of the block
 //! after it are reduced. Every pass of f seconds takes at least g + c·(1 − 1/k)·f for the collectives of g seconds beside it.
-//! The head's backward pass counts in full, and the gather beside it with the least that it adds.
+//! The head's backward pass counts in full, and the gather beside it with the least that it adds. So may the last block's: no gradients
+//! are reduced beside it, and other collectives begin after it.
 //!
 //! Where the collectives of one direction are hidden, those at the ends of a pass add more than the least, as in other bounds: the
 //! first gather, which the embedding alone hides, and the last reduction, which follows the backward pass.
@@ -65,6 +66,9 @@ pub(super) struct CollectiveStep<'a> {
     /// Whether the last block counts with the head in the first forward (0) and the last backward pass (1), and the head's
     /// collectives with the least that they add.
     last_block_counts: [bool; 2],
+    /// Whether the last block's backward passes count in full where collectives take longer than every such pass, and the gather beside
+    /// each with the least that it adds.
+    last_block_hides_gather: bool,
     /// Time that the collectives at the ends of all forward (0) and all backward passes (1) add where the others are hidden, with
     /// the additions of reduced parts, in seconds.
     at_ends: [f64; 2],
@@ -125,6 +129,7 @@ impl<'a> CollectiveStep<'a> {
             hidden_cost: slowdown.map_or(1.0, |slowdown| slowdown.hidden_cost()),
             parts,
             last_block_counts: [false; 2],
+            last_block_hides_gather: false,
             at_ends: [0.0; 2],
             of_first_block: [0.0; 2],
             step_phase: 0.0,
@@ -142,6 +147,13 @@ impl<'a> CollectiveStep<'a> {
                 step.least_pass(last, at) * (1.0 - step.overlapped)
                     > step.most_in_one_pass(head, at) * (1.0 - step.hidden_cost)
             });
+        }
+        let second_to_last =
+            step.parts.iter().find(|(_, place, _)| *place == Place::SecondToLastBlock);
+        if let (Some((gathered, _, _)), true) = (second_to_last, context.shards_weights()) {
+            let gather = step.segments.sharded_max(*gathered, context)[0];
+            step.last_block_hides_gather = step.least_pass(last, 1) * (1.0 - step.overlapped)
+                > gather * (1.0 - step.hidden_cost);
         }
         Some(step)
     }
@@ -188,9 +200,10 @@ impl<'a> CollectiveStep<'a> {
             (_, Longer::AtEnd) => 1.0,
             (Place::Embedding | Place::FirstBlock, Longer::BesideFirstBlock) => self.overlapped,
             (_, Longer::BesideFirstBlock) => 1.0,
-            // Nothing is beside it: no weights are gathered for a later block, and no gradients of one are reduced.
+            // Nothing is beside it, or the gather of the block before: no weights are gathered for a later block, and no gradients of
+            // one are reduced.
             (Place::LastBlock, Longer::InEveryPass)
-                if at == 0 || !self.context.shards_weights() =>
+                if at == 0 || !self.context.shards_weights() || self.last_block_hides_gather =>
             {
                 1.0
             }
@@ -426,9 +439,14 @@ impl<'a> CollectiveStep<'a> {
                 }
                 _ => counted * self.hidden_cost,
             });
-        // The head hides the backward gather of the last block, and the second block that of the first.
+        // The head hides the backward gather of the last block, and the second block that of the first; the last block may hide one.
+        let is_hidden = match place {
+            Place::LastBlock => true,
+            Place::SecondToLastBlock => self.last_block_hides_gather,
+            _ => false,
+        };
         let of_backward_gather = match (place, longer[1]) {
-            (Place::LastBlock, Longer::InEveryPass) => in_pass * passes * self.hidden_cost,
+            (_, Longer::InEveryPass) if is_hidden => in_pass * passes * self.hidden_cost,
             (Place::FirstBlock, Longer::AtEnd) => backward * self.hidden_cost,
             _ => beside_backward,
         };
